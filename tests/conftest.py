@@ -1,0 +1,48 @@
+"""Fixtures that the tests share: strategies on logical CPU devices, the real data where it is at hand."""
+
+import os
+import pathlib
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+DEBIAN_FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
+
+
+def _two_logical_cpus():
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(cpu) or ()) != 2:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return tf
+
+
+@pytest.fixture(scope="session")
+def one_device():
+    """A strategy on one device: `OneDeviceStrategy("CPU:0")`."""
+    return _two_logical_cpus().distribute.OneDeviceStrategy("CPU:0")
+
+
+@pytest.fixture(scope="session")
+def two_devices():
+    """A `MirroredStrategy` on two logical CPU devices."""
+    return _two_logical_cpus().distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(scope="session")
+def oct_folder():
+    """The real OCT sample; the test is skipped where it is not at hand."""
+    if not (SHARED_DATA / "OCT2017").is_dir():
+        pytest.skip("the OCT sample is not at hand")
+    return SHARED_DATA / "OCT2017"
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist_folder():
+    """Debian's copy of the full Fashion-MNIST; the test is skipped where it is not installed."""
+    if not DEBIAN_FASHION_MNIST.is_dir():
+        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
+    return DEBIAN_FASHION_MNIST
