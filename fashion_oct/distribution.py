@@ -1,0 +1,159 @@
+"""Which devices train, how a batch is divided between them, and what precision they are fast at.
+
+The only module that calls strategy constructors and `tf.config`.
+"""
+
+import dataclasses
+import os
+import pathlib
+
+import tensorflow as tf
+
+from fashion_oct.errors import InputError
+
+
+def make_strategy(num_gpus: int | None = None, virtual_devices: int | None = None) -> tf.distribute.Strategy:
+    """Returns the strategy for the devices asked for.
+
+    One device gives `OneDeviceStrategy`, several a `MirroredStrategy`. Call it before TensorFlow has used a device.
+
+    Args:
+      num_gpus: GPUs to use; 0 is the CPU, None every visible GPU or else the CPU.
+      virtual_devices: makes this many logical CPU devices and mirrors over them, instead of GPUs.
+
+    Raises:
+      InputError: more GPUs than there are; virtual devices after TensorFlow has started with others.
+    """
+    if virtual_devices is not None:
+        devices = _logical_cpu_devices(virtual_devices)
+    else:
+        gpus = tf.config.list_physical_devices("GPU")
+        if num_gpus is not None and num_gpus > len(gpus):
+            raise InputError(
+                f"--num_gpus={num_gpus}, but TensorFlow sees {len(gpus)} GPU(s) here: give at most {len(gpus)}, "
+                f"or --virtual_devices={num_gpus} to try {num_gpus} replicas on the CPU"
+            )
+        num_gpus = len(gpus) if num_gpus is None else num_gpus
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        devices = [f"GPU:{i}" for i in range(num_gpus)] or ["CPU:0"]
+    if len(devices) == 1:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    return tf.distribute.MirroredStrategy(devices)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Says whether this process writes the run folder: the chief of several hosts, or the only process."""
+    return strategy.extended.should_checkpoint
+
+
+def enable_determinism() -> None:
+    """Makes every TensorFlow operation give the same bits in every run."""
+    tf.config.experimental.enable_op_determinism()
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizes:
+    """How many images a step takes: `global_batch_size = per_replica_batch_size * num_replicas`."""
+
+    num_replicas: int
+    per_replica_batch_size: int
+    global_batch_size: int
+
+    def steps_per_epoch(self, num_examples: int) -> int:
+        """Returns the full batches of one epoch, rounded up: the last one runs on into the next pass.
+
+        60,000 / 512 = 117.2 -> 118 steps: every image is seen at least once by the end of the first epoch.
+
+        Raises:
+          InputError: the batch is larger than the split.
+        """
+        if self.global_batch_size > num_examples:
+            raise InputError(
+                f"a global batch of {self.global_batch_size} images is larger than the training split "
+                f"({num_examples} images): lower --per_replica_batch_size or --global_batch_size"
+            )
+        return -(-num_examples // self.global_batch_size)
+
+
+def batch_sizes(
+    num_replicas: int, *, per_replica_batch_size: int | None = None, global_batch_size: int | None = None
+) -> BatchSizes:
+    """Works out both batch sizes from the one that is given.
+
+    Raises:
+      InputError: the replicas do not divide the global batch.
+    """
+    if global_batch_size is None:
+        return BatchSizes(num_replicas, per_replica_batch_size, per_replica_batch_size * num_replicas)
+    if global_batch_size % num_replicas:
+        lower = global_batch_size // num_replicas * num_replicas
+        nearest = [str(size) for size in (lower, lower + num_replicas) if size]
+        raise InputError(
+            f"--global_batch_size={global_batch_size} cannot be divided by {num_replicas} replicas: "
+            f"give a multiple of {num_replicas}, for example {' or '.join(nearest)}"
+        )
+    return BatchSizes(num_replicas, global_batch_size // num_replicas, global_batch_size)
+
+
+def choose_precision(requested: str, strategy: tf.distribute.Strategy) -> tuple[str, str]:
+    """Returns the Keras precision policy to use, and why.
+
+    "auto" takes mixed_bfloat16 where the CPU (AVX512_BF16 or AMX) or the GPU (compute capability 8 and higher)
+    multiplies it natively, mixed_float16 on GPUs of compute capability 7.x, else float32.
+    """
+    if requested != "auto":
+        return requested, "as asked for"
+    if "GPU" in strategy.extended.worker_devices[0]:
+        gpus = tf.config.list_physical_devices("GPU")
+        capabilities = [tf.config.experimental.get_device_details(gpu).get("compute_capability") for gpu in gpus]
+        return precision_of_gpus(capabilities)
+    return precision_of_cpu(cpu_features())
+
+
+def precision_of_gpus(capabilities: list[tuple[int, int] | None]) -> tuple[str, str]:
+    """Returns (policy, reason) for GPUs of these compute capabilities, (major, minor) or None where unknown."""
+    if None in capabilities:
+        return "float32", "the compute capability of a GPU is unknown"
+    lowest = min(capabilities)
+    name = f"lowest compute capability {lowest[0]}.{lowest[1]}"
+    if lowest >= (8, 0):
+        return "mixed_bfloat16", name
+    if lowest >= (7, 0):
+        return "mixed_float16", name
+    return "float32", name
+
+
+def precision_of_cpu(features: set[str]) -> tuple[str, str]:
+    """Returns (policy, reason) for a CPU with these features, as /proc/cpuinfo names them."""
+    fast = sorted(features & {"avx512_bf16", "amx_bf16"})
+    if fast:
+        return "mixed_bfloat16", f"the CPU has {' and '.join(fast)}"
+    return "float32", "the CPU has neither avx512_bf16 nor amx_bf16"
+
+
+def cpu_features(cpuinfo: str | os.PathLike = "/proc/cpuinfo") -> set[str]:
+    """Returns the CPU's features; empty where the system does not tell (only Linux does)."""
+    try:
+        lines = pathlib.Path(cpuinfo).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {feature for line in lines if line.startswith("flags") for feature in line.split(":", 1)[1].split()}
+
+
+def device_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the devices that train, for example ["CPU:0", "CPU:1"]."""
+    return [":".join(device.split(":")[-2:]) for device in strategy.extended.worker_devices]
+
+
+def _logical_cpu_devices(count: int) -> list[str]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError as error:  # TensorFlow has started: what it started with must do
+        if len(tf.config.list_logical_devices("CPU")) < count:
+            raise InputError(
+                f"--virtual_devices={count}, but TensorFlow has started with "
+                f"{len(tf.config.list_logical_devices('CPU'))} logical CPU device(s): ask for them before its first use"
+            ) from error
+    return [f"CPU:{i}" for i in range(count)]

@@ -1,0 +1,160 @@
+"""From the numbers of examples to batches: shuffled without a buffer, exact at any step.
+
+Training reads one endless sequence of positions 0, 1, 2, ...: position p is in pass p // N, and each pass is its own
+permutation of the N examples. Step k takes the positions k * B to (k + 1) * B - 1, so every batch is full, batches run
+on across passes, no example is lost, and step k is a pure function of (seed, k).
+"""
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from fashion_oct.errors import InputError
+
+_SHUFFLE, _FLIP = 1, 2  # the last number of a seed: keeps the random streams apart
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSpec:
+    """What a model and a report need to know of a dataset.
+
+    Attributes:
+      image_shape: (height, width, channels) of the uint8 images.
+      class_names: the names of the labels 0, 1, ...
+    """
+
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+
+class Examples(Protocol):
+    """A split that batches can be taken from. `len()` is its number of examples."""
+
+    labels: np.ndarray  # int32 [N]
+
+    def __len__(self) -> int: ...
+
+    def batches(self, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+        """Turns a dataset of index batches, int64 [B], into one of (uint8 images [B, H, W, C], int32 labels [B])."""
+
+
+class ArrayExamples:
+    """Examples in memory: one gather a batch.
+
+    Args:
+      images: uint8 [N, H, W, C].
+      labels: integers [N], from 0.
+
+    Raises:
+      InputError: other types or shapes, or counts that differ.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray):
+        images, labels = np.asarray(images), np.asarray(labels)
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise InputError(f"images are {images.dtype} of shape {images.shape}: give uint8 [N, H, W, C]")
+        if not np.issubdtype(labels.dtype, np.integer) or labels.shape != (len(images),):
+            raise InputError(
+                f"labels are {labels.dtype} of shape {labels.shape}: give integers [{len(images)}], one an image"
+            )
+        self.images = images
+        self.labels = labels.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+        """See `Examples`."""
+        del batch_size  # that of `indices`
+        with tf.device("CPU:0"):
+            images, labels = tf.constant(self.images), tf.constant(self.labels)
+        return indices.map(
+            lambda index: (tf.gather(images, index), tf.gather(labels, index)), num_parallel_calls=tf.data.AUTOTUNE
+        )
+
+
+def make_training_dataset(
+    examples: Examples,
+    *,
+    global_batch_size: int,
+    seed: int,
+    num_steps: int,
+    start_step: int = 0,
+    augment: bool = False,
+) -> tf.data.Dataset:
+    """Returns the batches of the steps `start_step` to `num_steps - 1`.
+
+    The same as the dataset from step 0 after `skip(start_step)`, but at no cost.
+
+    Args:
+      examples: the training split.
+      global_batch_size: images a step over all replicas; at most `len(examples)`.
+      seed: of the shuffle and the augmentation.
+      num_steps: steps of the whole run.
+      start_step: the first step to give.
+      augment: flips each image left to right with probability 1/2, anew in each pass.
+
+    Returns:
+      A dataset of (uint8 [B, H, W, C], int32 [B]), B = `global_batch_size` always.
+    """
+    steps = tf.data.Dataset.range(start_step, num_steps)
+    indices_of = functools.partial(
+        step_indices, num_examples=len(examples), global_batch_size=global_batch_size, seed=seed
+    )
+    indices = steps.map(indices_of, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = examples.batches(indices, global_batch_size)
+    if augment:
+        batches = tf.data.Dataset.zip((steps, batches)).map(
+            lambda step, batch: (_flip_half(batch[0], step, seed), batch[1]), num_parallel_calls=tf.data.AUTOTUNE
+        )
+    return _finish(batches, global_batch_size)
+
+
+def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf.data.Dataset:
+    """Returns every example exactly once, in order; the last batch may be smaller.
+
+    Returns:
+      A dataset of (uint8 [B, H, W, C], int32 [B]).
+    """
+    indices = tf.data.Dataset.range(len(examples)).batch(global_batch_size)
+    return _finish(examples.batches(indices, global_batch_size), None)
+
+
+def step_indices(step: tf.Tensor, *, num_examples: int, global_batch_size: int, seed: int) -> tf.Tensor:
+    """Returns the examples of one training step: int64 [global_batch_size].
+
+    `RandomIndexShuffle` is a keyed permutation of 0 ... N-1: each pass over the split uses its own key, (seed, pass).
+    """
+    positions = step * global_batch_size + tf.range(global_batch_size, dtype=tf.int64)
+    same = tf.ones_like(positions)
+    keys = tf.stack([same * seed, positions // num_examples, same * _SHUFFLE], axis=1)  # [B, 3]
+    # the raw op, since tf.random.experimental.index_shuffle mangles a batch of seeds (it pads the wrong axis)
+    return tf.raw_ops.RandomIndexShuffle(
+        index=positions % num_examples, seed=keys, max_index=tf.constant(num_examples - 1, tf.int64), rounds=4
+    )
+
+
+def _flip_half(images: tf.Tensor, step: tf.Tensor, seed: int) -> tf.Tensor:
+    batch = tf.shape(images)[0]
+    key = tf.stack([tf.constant(seed, tf.int64), step * 8 + _FLIP])
+    is_flipped = tf.random.stateless_uniform([batch, 1, 1, 1], key) < 0.5
+    return tf.where(is_flipped, images[:, :, ::-1], images)
+
+
+def _finish(batches: tf.data.Dataset, batch_size: int | None) -> tf.data.Dataset:
+    def fix_shapes(images, labels):
+        images.set_shape([batch_size, *images.shape[1:]])
+        labels.set_shape([batch_size])
+        return images, labels
+
+    options = tf.data.Options()
+    options.deterministic = True
+    return batches.map(fix_shapes).with_options(options).prefetch(tf.data.AUTOTUNE)

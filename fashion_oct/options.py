@@ -1,0 +1,211 @@
+"""The commands' shared flags, the frozen `Config` that they become, and how a command is run.
+
+Imports no TensorFlow: `--help` and every flag error answer at once.
+"""
+
+import dataclasses
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags, logging
+
+from fashion_oct.errors import InputError
+
+MODELS = ("convnet", "vgg16")
+DATASETS = ("fashion_mnist", "oct2017")
+PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
+
+# What a flag that was not given means, by model. The recipe of vgg16 is configs/oct_vgg16.flags.
+MODEL_DEFAULTS = {
+    "convnet": {
+        "dataset": "fashion_mnist",
+        "per_replica_batch_size": 512,
+        "epochs": 5,
+        "learning_rate": 1e-3,
+        "lr_schedule": "constant",
+        "warmup_epochs": 0.0,
+    },
+    "vgg16": {
+        "dataset": "oct2017",
+        "per_replica_batch_size": 64,
+        "epochs": 1,
+        "learning_rate": 1e-4,
+        "lr_schedule": "constant",
+        "warmup_epochs": 0.0,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every setting of a training run, checked. `None` means: decided by the machine (see each flag's help)."""
+
+    model: str = "convnet"
+    dataset: str = "fashion_mnist"
+    data_dir: str | None = None
+    workdir: str | None = None
+    num_gpus: int | None = None
+    virtual_devices: int | None = None
+    per_replica_batch_size: int | None = 512
+    global_batch_size: int | None = None
+    epochs: int = 5
+    steps: int | None = None
+    learning_rate: float = 1e-3
+    lr_schedule: str = "constant"
+    warmup_epochs: float = 0.0
+    augment: bool = False
+    validation_fraction: float = 0.0
+    precision: str = "auto"
+    steps_per_execution: int = 1
+    jit_compile: bool = False
+    num_discarded_steps: int = 1
+    seed: int = 0
+    deterministic: bool = False
+
+    def __post_init__(self):
+        """Checks what no single flag can know."""
+        if self.per_replica_batch_size is not None and self.global_batch_size is not None:
+            raise InputError(
+                f"--per_replica_batch_size={self.per_replica_batch_size} and "
+                f"--global_batch_size={self.global_batch_size} were both given: give one of the two"
+            )
+        if self.num_gpus is not None and self.virtual_devices is not None:
+            raise InputError(
+                f"--num_gpus={self.num_gpus} and --virtual_devices={self.virtual_devices} were both given: "
+                "GPUs or virtual CPU devices, give one of the two"
+            )
+
+    def to_flags(self) -> str:
+        """Returns a flagfile that repeats the run (in a new workdir)."""
+        lines = []
+        for name, value in dataclasses.asdict(self).items():
+            if value is None or name == "workdir":
+                continue
+            lines.append(f"--{name}={str(value).lower() if isinstance(value, bool) else value}")
+        return "\n".join(lines) + "\n"
+
+
+def define_train_flags(flag_values: flags.FlagValues) -> None:
+    """Defines the flags of a training run; their defaults by model are in `MODEL_DEFAULTS`."""
+    add = _Definer(flag_values)
+    add.enum("model", "convnet", MODELS, "the network to train")
+    add.enum("dataset", None, DATASETS, "default: fashion_mnist for convnet, oct2017 for vgg16")
+    add.string("data_dir", None, "folder of the dataset; default: looked for in the usual places")
+    add.string("workdir", None, "run folder to write; default: runs/DATASET_MODEL_TIME")
+    add.integer("num_gpus", None, "GPUs to use, 0 for the CPU; default: every visible GPU, else the CPU", low=0)
+    add.integer("virtual_devices", None, "logical CPU devices to mirror over, to try replicas without GPUs", low=1)
+    add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)
+    add.integer("global_batch_size", None, "images a step over all replicas, instead of the former", low=1)
+    add.integer("epochs", None, "passes over the training split; default: 5 convnet, 1 vgg16", low=1)
+    add.integer("steps", None, "stop after this many steps, whatever --epochs says", low=1)
+    add.number("learning_rate", None, "peak learning rate of Adam; default: 1e-3 convnet, 1e-4 vgg16", low=1e-12)
+    add.enum("lr_schedule", None, ("constant", "cosine"), "after the LR warm-up; cosine falls to 0 at the last step")
+    add.number("warmup_epochs", None, "epochs of LR warm-up, linear from 0; default: 0", low=0.0)
+    add.boolean("augment", False, "flip training images left to right at random")
+    add.number("validation_fraction", 0.0, "share of the training split held out for validation", low=0.0, high=0.9)
+    add.enum("precision", "auto", PRECISIONS, "auto: the fastest that this device computes natively")
+    add.integer("steps_per_execution", 1, "steps in one call of the train function", low=1)
+    add.boolean("jit_compile", False, "compile the train function with XLA (slower on CPUs)")
+    add.integer("num_discarded_steps", 1, "first steps left out of the timing (the first one traces)", low=0)
+    add.integer("seed", 0, "seed of weights, shuffling and augmentation", low=0, high=2**31 - 1)
+    add.boolean("deterministic", False, "the same bits in every run (slower on GPUs)")
+
+
+def config_from_flags(flag_values: flags.FlagValues) -> Config:
+    """Fills what was not given from the model's defaults.
+
+    Raises:
+      InputError: two flags contradict each other.
+    """
+    values = {field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
+    for name, default in MODEL_DEFAULTS[values["model"]].items():
+        if values[name] is None and not (name == "per_replica_batch_size" and values["global_batch_size"]):
+            values[name] = default
+    return Config(**values)
+
+
+def refuse_arguments(arguments: list[str]) -> None:
+    """Raises InputError where a command that takes flags only was given something else."""
+    if arguments:
+        raise InputError(f"unexpected argument {arguments[0]!r}: this command takes flags only (--name=value)")
+
+
+def run_command(
+    run: Callable[[flags.FlagValues, list[str]], int | None],
+    define_flags: Callable[[flags.FlagValues], None],
+    *,
+    usage: str,
+    argv: list[str] | None = None,
+) -> None:
+    """Parses the command line, runs the command and exits with its status.
+
+    Status 0: done; 1: failed while running; 2: bad input, told in one line without a traceback; 130: Ctrl-C.
+
+    Args:
+      run: gets the parsed flags and the remaining arguments; returns an exit status or None for 0.
+      define_flags: defines the command's flags on the `FlagValues` it is given.
+      usage: the entry point's docstring, printed by `--help`.
+      argv: the command line, by default `sys.argv`.
+    """
+    flag_values = flags.FlagValues()
+    define_flags(flag_values)
+    add = _Definer(flag_values)
+    add.integer("verbosity", 0, "log level: -1 warnings, 0 information, 1 debugging", low=-3, high=3)
+    add.boolean("help", False, "show this help")
+    try:
+        arguments = flag_values(argv or sys.argv)[1:]
+        if flag_values["help"].value:
+            print(_help_text(usage, flag_values))
+            sys.exit(0)
+        logging.use_absl_handler()
+        logging.set_verbosity(flag_values["verbosity"].value)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # keeps TensorFlow's errors, not its start-up notes
+        status = run(flag_values, arguments)
+    except (flags.Error, InputError) as error:
+        _exit_with(f"{error}", status=2)
+    except KeyboardInterrupt:
+        _exit_with("interrupted", status=130)
+    except OSError as error:
+        _exit_with(f"{error}", status=1)
+    sys.exit(status or 0)
+
+
+def _exit_with(message: str, *, status: int) -> None:
+    line = " ".join(message.split())  # one line, whatever the message holds
+    print(f"error: {line}" if status != 130 else line, file=sys.stderr)
+    sys.exit(status)
+
+
+def _help_text(usage: str, flag_values: flags.FlagValues) -> str:
+    lines = [usage.strip(), "", "Flags (or in a file, one a line: --flagfile=FILE):"]
+    for name in flag_values:
+        flag = flag_values[name]
+        default = "" if flag.default is None or flag.default is False else f" [{flag.default}]"
+        text = f"  --{name}: {flag.help}{default}"
+        lines += textwrap.wrap(text, 118, subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+class _Definer:
+    """Short names for absl's definitions on one `FlagValues`."""
+
+    def __init__(self, flag_values: flags.FlagValues):
+        self._to: dict[str, Any] = {"flag_values": flag_values}
+
+    def string(self, name, default, text):
+        flags.DEFINE_string(name, default, text, **self._to)
+
+    def boolean(self, name, default, text):
+        flags.DEFINE_boolean(name, default, text, **self._to)
+
+    def enum(self, name, default, choices, text):
+        flags.DEFINE_enum(name, default, list(choices), text, **self._to)
+
+    def integer(self, name, default, text, *, low, high=None):
+        flags.DEFINE_integer(name, default, text, lower_bound=low, upper_bound=high, **self._to)
+
+    def number(self, name, default, text, *, low, high=None):
+        flags.DEFINE_float(name, default, text, lower_bound=low, upper_bound=high, **self._to)
