@@ -6,7 +6,6 @@ on across passes, no example is lost, and step k is a pure function of (seed, k)
 """
 
 import dataclasses
-import functools
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from fashion_oct.errors import InputError
 
-_SHUFFLE, _FLIP = 1, 2  # the last number of a seed: keeps the random streams apart
+_SHUFFLE, _FLIP = 1, 2  # added to the second number of a seed: keeps the random streams apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +105,8 @@ def make_training_dataset(
       A dataset of (uint8 [B, H, W, C], int32 [B]), B = `global_batch_size` always.
     """
     steps = tf.data.Dataset.range(start_step, num_steps)
-    indices_of = functools.partial(
-        step_indices, num_examples=len(examples), global_batch_size=global_batch_size, seed=seed
-    )
-    indices = steps.map(indices_of, num_parallel_calls=tf.data.AUTOTUNE)
-    batches = examples.batches(indices, global_batch_size)
+    indices = _training_indices(len(examples), global_batch_size, seed=seed, start_step=start_step)
+    batches = examples.batches(indices.take(num_steps - start_step), global_batch_size)
     if augment:
         batches = tf.data.Dataset.zip((steps, batches)).map(
             lambda step, batch: (_flip_half(batch[0], step, seed), batch[1]), num_parallel_calls=tf.data.AUTOTUNE
@@ -128,18 +124,29 @@ def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf
     return _finish(examples.batches(indices, global_batch_size), None)
 
 
-def step_indices(step: tf.Tensor, *, num_examples: int, global_batch_size: int, seed: int) -> tf.Tensor:
-    """Returns the examples of one training step: int64 [global_batch_size].
+def take(examples: Examples, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images, uint8 [K, H, W, C], and labels, int32 [K], of the examples with these numbers."""
+    batches = examples.batches(tf.data.Dataset.from_tensors(tf.constant(indices, tf.int64)), len(indices))
+    images, labels = next(iter(batches))
+    return images.numpy(), labels.numpy()
 
-    `RandomIndexShuffle` is a keyed permutation of 0 ... N-1: each pass over the split uses its own key, (seed, pass).
+
+def _training_indices(num_examples: int, batch_size: int, *, seed: int, start_step: int) -> tf.data.Dataset:
+    """Returns the examples of the steps from `start_step` on, without end: int64 [batch_size].
+
+    A permutation a pass, from stateless random numbers: exactly uniform, and known without the passes before it.
+    (`tf.random.experimental.index_shuffle` would need no sorting, but its permutations of small splits are far from
+    uniform, and it walks through 2^16 numbers for each.)
     """
-    positions = step * global_batch_size + tf.range(global_batch_size, dtype=tf.int64)
-    same = tf.ones_like(positions)
-    keys = tf.stack([same * seed, positions // num_examples, same * _SHUFFLE], axis=1)  # [B, 3]
-    # the raw op, since tf.random.experimental.index_shuffle mangles a batch of seeds (it pads the wrong axis)
-    return tf.raw_ops.RandomIndexShuffle(
-        index=positions % num_examples, seed=keys, max_index=tf.constant(num_examples - 1, tf.int64), rounds=4
-    )
+    first_pass, offset = divmod(start_step * batch_size, num_examples)
+
+    def permutation(number):
+        key = tf.stack([tf.constant(seed, tf.int64), number * 8 + _SHUFFLE])
+        order = tf.argsort(tf.random.stateless_uniform([num_examples], key, None, None, tf.int64))
+        return tf.cast(order[tf.where(number == first_pass, offset, 0) :], tf.int64)
+
+    passes = tf.data.Dataset.range(first_pass, tf.int64.max)
+    return passes.map(permutation).prefetch(1).rebatch(batch_size, drop_remainder=True)
 
 
 def _flip_half(images: tf.Tensor, step: tf.Tensor, seed: int) -> tf.Tensor:
@@ -160,3 +167,24 @@ def _finish(batches: tf.data.Dataset, batch_size: int | None) -> tf.data.Dataset
     options = tf.data.Options()
     options.deterministic = True
     return batches.map(fix_shapes).with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def decode_image(contents: tf.Tensor, image_shape: tuple[int, int, int]) -> tf.Tensor:
+    """Decodes a JPEG or PNG and resizes it (bilinear).
+
+    Colour becomes grey by the standard weights where `image_shape` has one channel.
+
+    Args:
+      contents: the bytes of the file, a scalar string.
+      image_shape: (height, width, channels) of the result.
+
+    Returns:
+      uint8 [H, W, C].
+
+    Raises:
+      tf.errors.InvalidArgumentError: the bytes are no image that can be decoded.
+    """
+    height, width, channels = image_shape
+    image = tf.io.decode_image(contents, channels=channels, expand_animations=False)  # [h, w, C]
+    resized = tf.image.resize(image, [height, width])  # float32
+    return tf.cast(tf.round(resized), tf.uint8)

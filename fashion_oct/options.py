@@ -133,6 +133,19 @@ def refuse_arguments(arguments: list[str]) -> None:
         raise InputError(f"unexpected argument {arguments[0]!r}: this command takes flags only (--name=value)")
 
 
+def require_arguments(arguments: list[str], what: str) -> None:
+    """Raises InputError where a command was given nothing to work on."""
+    if not arguments:
+        raise InputError(f"no {what} were given: name them after the flags")
+
+
+def require(flag_values: flags.FlagValues, name: str) -> str:
+    """Returns the value of a flag that must be given; raises InputError without it."""
+    if not flag_values[name].value:
+        raise InputError(f"--{name} is missing: it must be given ({flag_values[name].help})")
+    return flag_values[name].value
+
+
 def run_command(
     run: Callable[[flags.FlagValues, list[str]], int | None],
     define_flags: Callable[[flags.FlagValues], None],

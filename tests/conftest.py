@@ -11,25 +11,28 @@ SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 DEBIAN_FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
-def _two_logical_cpus():
+def pytest_configure():
+    """Gives TensorFlow two logical CPU devices, before a test can start it with one."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
-    if len(tf.config.get_logical_device_configuration(cpu) or ()) != 2:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    return tf
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 @pytest.fixture(scope="session")
 def one_device():
     """A strategy on one device: `OneDeviceStrategy("CPU:0")`."""
-    return _two_logical_cpus().distribute.OneDeviceStrategy("CPU:0")
+    import tensorflow as tf
+
+    return tf.distribute.OneDeviceStrategy("CPU:0")
 
 
 @pytest.fixture(scope="session")
 def two_devices():
     """A `MirroredStrategy` on two logical CPU devices."""
-    return _two_logical_cpus().distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,139 @@
+"""The test report: every example scored once, all figures from its probabilities."""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from fashion_oct import datasets, files, input_pipeline, reports
+from fashion_oct.errors import InputError
+
+MAX_MISTAKES = 24  # on the page of mistakes
+
+
+def predict_probabilities(
+    model: tf.keras.Model, examples: input_pipeline.Examples, *, global_batch_size: int
+) -> np.ndarray:
+    """Returns the class probabilities of every example, in order: float32 [N, C]."""
+    batches = input_pipeline.make_evaluation_dataset(examples, global_batch_size=global_batch_size)
+    probabilities = model.predict(batches.map(lambda images, labels: images), verbose=0)
+    if len(probabilities) != len(examples):
+        raise RuntimeError(f"{len(probabilities)} predictions for {len(examples)} examples")
+    return probabilities
+
+
+def read_settings(workdir: str | os.PathLike) -> dict:
+    """Reads the config.json of a run folder.
+
+    Raises:
+      InputError: this is no run folder, or the file is damaged.
+    """
+    path = pathlib.Path(workdir) / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"--workdir={workdir} has no config.json: give a run folder that train wrote") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): give the folder of another run") from error
+
+
+def load_model(workdir: str | os.PathLike) -> tf.keras.Model:
+    """Loads the model of a finished run, for predictions.
+
+    Raises:
+      InputError: there is none, or it is damaged.
+    """
+    path = pathlib.Path(workdir) / "model.keras"
+    if not path.is_file():
+        raise InputError(f"--workdir={workdir} has no model.keras: give the folder of a finished run")
+    try:
+        return tf.keras.models.load_model(path, compile=False)  # safe mode: no code is loaded
+    except Exception as error:  # Keras raises many kinds
+        raise InputError(f"{path} cannot be loaded ({type(error).__name__}: {error}): train again") from error
+
+
+def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
+    """Evaluates a finished run on its test split and returns the result in words.
+
+    Args:
+      workdir: the run folder.
+      data_dir: the dataset's folder, by default that of the run.
+
+    Raises:
+      InputError: no such run, or its dataset is not the one that it was trained on.
+    """
+    settings = read_settings(workdir)
+    config, trained_on = settings["config"], settings["dataset"]
+    splits = datasets.load(
+        config["dataset"],
+        data_dir=data_dir or config["data_dir"],
+        validation_fraction=config["validation_fraction"],
+    )
+    if list(splits.spec.class_names) != trained_on["class_names"]:
+        raise InputError(
+            f"the run was trained on the classes {trained_on['class_names']}, but {splits.source} has "
+            f"{list(splits.spec.class_names)}: give the run's own dataset"
+        )
+    report = evaluate(
+        load_model(workdir),
+        splits.test,
+        splits,
+        workdir=pathlib.Path(workdir),
+        global_batch_size=settings["plan"]["batch"]["global_batch_size"],
+    )
+    return f"{in_words(report)}\ndata: {splits.source}\nreport: {pathlib.Path(workdir) / 'evaluation.json'}"
+
+
+def in_words(report: dict) -> str:
+    """Returns the line of a report that matters most."""
+    low, high = report["accuracy_ci95"]
+    return (
+        f"test loss {report['loss']:.4f}, test accuracy {report['accuracy']:.4f} "
+        f"(95% interval {low:.4f} to {high:.4f}, {report['num_examples']:,} images)"
+    )
+
+
+def evaluate(
+    model: tf.keras.Model,
+    examples: input_pipeline.Examples,
+    splits: datasets.Splits,
+    *,
+    workdir: pathlib.Path,
+    global_batch_size: int,
+) -> dict:
+    """Scores a split, writes evaluation.json and plots/ into the run folder, and returns the report."""
+    probabilities = predict_probabilities(model, examples, global_batch_size=global_batch_size)
+    report = reports.evaluate_predictions(
+        examples.labels,
+        probabilities,
+        class_names=splits.spec.class_names,
+        urgent_classes=splits.urgent_classes,
+    )
+    files.write_json(workdir / "evaluation.json", report)
+    if reports.has_matplotlib():
+        draw_plots(workdir / "plots", examples, probabilities, report)
+    else:
+        logging.warning("no plots are drawn: they need matplotlib (pip install 'fashion-oct[report]')")
+    return report
+
+
+def draw_plots(folder: pathlib.Path, examples: input_pipeline.Examples, probabilities: np.ndarray, report: dict) -> None:
+    """Draws the confusion matrix, the ROC curves and the most confident mistakes."""
+    folder.mkdir(exist_ok=True)
+    names = report["class_names"]
+    reports.plot_confusion_matrix(folder / "confusion_matrix.png", report["confusion_matrix"], names)
+    reports.plot_roc(folder / "roc.png", examples.labels, probabilities, names)
+    mistakes = reports.most_confident_mistakes(examples.labels, probabilities, MAX_MISTAKES)
+    if len(mistakes):
+        predicted = probabilities[mistakes].argmax(axis=1)
+        images, labels = input_pipeline.take(examples, mistakes)
+        reports.plot_mistakes(
+            folder / "mistakes.png",
+            images,
+            [names[label] for label in labels],
+            [names[label] for label in predicted],
+            probabilities[mistakes].max(axis=1),
+        )

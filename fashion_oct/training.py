@@ -1,0 +1,267 @@
+"""One training run: strategy, data, model in scope, `fit`, test report, run folder."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import platform
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import fashion_oct
+from fashion_oct import datasets, distribution, evaluation, files, input_pipeline, models, schedules
+from fashion_oct.errors import InputError
+from fashion_oct.options import Config
+from fashion_oct.timing import TimeHistory, TimingSummary
+
+
+def run(config: Config) -> int:
+    """Trains, evaluates on the test split, writes the run folder, and prints the final lines.
+
+    Returns:
+      The exit status: 0, or 130 after Ctrl-C.
+
+    Raises:
+      InputError: a setting that does not fit the data, the devices or the workdir; nothing has been written then.
+    """
+    workdir = choose_workdir(config)
+    if config.deterministic:
+        distribution.enable_determinism()
+    tf.keras.utils.set_random_seed(config.seed)
+    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
+    splits = datasets.load(
+        config.dataset, data_dir=config.data_dir, validation_fraction=config.validation_fraction
+    )
+    plan = make_plan(config, strategy, num_train=len(splits.train))
+    print(plan.sentence(), flush=True)
+    model = build(config, strategy, splits.spec, plan)
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_settings(workdir, config, plan, splits)
+    time_history, is_finished = fit(model, config, plan, splits, workdir)
+    timing = time_history.summary()
+    files.write_json(workdir / "timing.json", dataclasses.asdict(timing))
+    save_model(model, workdir / "model.keras")
+    if not is_finished:
+        print(
+            f"interrupted after {timing.num_steps} of {plan.num_steps} steps; the weights of that moment are in "
+            f"{workdir / 'model.keras'}",
+            file=sys.stderr,
+        )
+        return 130
+    report = evaluation.evaluate(
+        model, splits.test, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size
+    )
+    print(final_lines(plan, timing, report, splits, workdir))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the machine makes of a Config: devices, batches, steps, precision."""
+
+    devices: list[str]
+    batch: distribution.BatchSizes
+    steps_per_epoch: int
+    num_steps: int
+    epochs: int
+    precision: str
+    precision_reason: str
+
+    def sentence(self) -> str:
+        """Returns the one sentence that states all sizes."""
+        batch = self.batch
+        replicas = f"{batch.num_replicas} replica{'s' if batch.num_replicas > 1 else ''}"
+        return (
+            f"{replicas} ({', '.join(self.devices)}) x {batch.per_replica_batch_size} images = global batch "
+            f"{batch.global_batch_size}; {self.steps_per_epoch} steps an epoch, {self.num_steps} steps in all; "
+            f"{self.precision} ({self.precision_reason})"
+        )
+
+
+def make_plan(config: Config, strategy: tf.distribute.Strategy, *, num_train: int) -> Plan:
+    """Works out batches, steps and precision.
+
+    Raises:
+      InputError: the batch does not fit the replicas or the split.
+    """
+    batch = distribution.batch_sizes(
+        strategy.num_replicas_in_sync,
+        per_replica_batch_size=config.per_replica_batch_size,
+        global_batch_size=config.global_batch_size,
+    )
+    steps_per_epoch = batch.steps_per_epoch(num_train)
+    # an epoch is a whole number of executions: Keras 3 would run the last one in full, Keras 2 would shorten it
+    steps_per_epoch = -(-steps_per_epoch // config.steps_per_execution) * config.steps_per_execution
+    num_steps = min(config.epochs * steps_per_epoch, config.steps or sys.maxsize)
+    if config.steps_per_execution > num_steps:
+        raise InputError(
+            f"--steps_per_execution={config.steps_per_execution} is more than the {num_steps} steps of the run: lower it"
+        )
+    precision, reason = distribution.choose_precision(config.precision, strategy)
+    return Plan(
+        devices=distribution.device_names(strategy),
+        batch=batch,
+        steps_per_epoch=steps_per_epoch,
+        num_steps=num_steps,
+        epochs=-(-num_steps // steps_per_epoch),
+        precision=precision,
+        precision_reason=reason,
+    )
+
+
+def build(
+    config: Config, strategy: tf.distribute.Strategy, spec: input_pipeline.DataSpec, plan: Plan
+) -> tf.keras.Model:
+    """Builds and compiles the model inside the strategy's scope."""
+    tf.keras.mixed_precision.set_global_policy(plan.precision)
+    with strategy.scope():
+        model = models.convnet(spec.image_shape, spec.num_classes)
+        model.compile(
+            optimizer=tf.keras.optimizers.Adam(learning_rate(config, plan)),
+            # integer labels: the same loss as categorical cross-entropy of one-hot labels
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(),
+            metrics=["accuracy"],
+            steps_per_execution=config.steps_per_execution,
+            jit_compile=config.jit_compile,
+        )
+    return model
+
+
+def learning_rate(config: Config, plan: Plan):
+    """Returns the rate for the optimizer: a number where it is constant, else a schedule of the step."""
+    warmup_steps = round(config.warmup_epochs * plan.steps_per_epoch)
+    if config.lr_schedule == "constant" and not warmup_steps:
+        return config.learning_rate
+    if warmup_steps >= plan.num_steps:
+        raise InputError(
+            f"--warmup_epochs={config.warmup_epochs} is {warmup_steps} steps, but the run has {plan.num_steps}: "
+            "give fewer epochs of warm-up"
+        )
+    return schedules.WarmupThenDecay(
+        config.learning_rate, plan.num_steps, warmup_steps=warmup_steps, decay=config.lr_schedule
+    )
+
+
+def fit(
+    model: tf.keras.Model, config: Config, plan: Plan, splits: datasets.Splits, workdir: pathlib.Path
+) -> tuple[TimeHistory, bool]:
+    """Trains the model; Ctrl-C stops it.
+
+    Returns:
+      The callback that timed it, and whether all steps were done.
+    """
+    batch_size = plan.batch.global_batch_size
+    train = input_pipeline.make_training_dataset(
+        splits.train,
+        global_batch_size=batch_size,
+        seed=config.seed,
+        num_steps=plan.epochs * plan.steps_per_epoch,
+        augment=config.augment,
+    )
+    validation = None
+    if splits.validation is not None:
+        validation = input_pipeline.make_evaluation_dataset(splits.validation, global_batch_size=batch_size)
+    time_history = TimeHistory(batch_size, num_discarded_steps=config.num_discarded_steps, log_throughput=True)
+    callbacks = [time_history, StopAtStep(plan.num_steps), tf.keras.callbacks.CSVLogger(str(workdir / "history.csv"))]
+    with time_history, contextlib.suppress(KeyboardInterrupt):
+        model.fit(
+            train,
+            epochs=plan.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
+            validation_data=validation,
+            callbacks=callbacks,
+            verbose=1 if sys.stdout.isatty() else 2,  # no terminal: one line an epoch
+        )
+    return time_history, time_history.summary().num_steps >= plan.num_steps
+
+
+class StopAtStep(tf.keras.callbacks.Callback):
+    """Ends `fit` after the execution that reaches `num_steps`."""
+
+    def __init__(self, num_steps: int):
+        super().__init__()
+        self._num_steps = num_steps
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        # an epoch is a whole number of executions, so that the batch numbers are right on Keras 2 and 3
+        if self._epoch * self.params["steps"] + batch + 1 >= self._num_steps:
+            self.model.stop_training = True
+
+
+def choose_workdir(config: Config) -> pathlib.Path:
+    """Returns the run folder to write; makes nothing yet.
+
+    Raises:
+      InputError: it is a file, belongs to another run, or cannot be written.
+    """
+    name = f"{config.dataset}_{config.model}_{time.strftime('%Y%m%d-%H%M%S')}"
+    workdir = pathlib.Path(config.workdir) if config.workdir else pathlib.Path("runs") / name
+    if workdir.exists() and not workdir.is_dir():
+        raise InputError(f"--workdir={workdir} is a file: give a new or an empty folder")
+    if workdir.is_dir() and any(workdir.iterdir()):
+        raise InputError(f"--workdir={workdir} is not empty, it may belong to another run: give a new or an empty folder")
+    parent = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"--workdir={workdir} cannot be made, {parent} is not a writable folder: give another place")
+    return workdir
+
+
+def write_settings(workdir: pathlib.Path, config: Config, plan: Plan, splits: datasets.Splits) -> None:
+    """Writes config.json (every resolved setting, versions, devices, data) and flags.txt (repeats the run)."""
+    settings = {
+        "config": dataclasses.asdict(config),
+        "plan": dataclasses.asdict(plan),
+        "dataset": splits.describe(),
+        "versions": {
+            "fashion_oct": fashion_oct.__version__,
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": tf.keras.__version__,
+            "numpy": np.__version__,
+        },
+        "host": {"machine": platform.machine(), "num_cpus": os.cpu_count()},
+    }
+    files.write_json(workdir / "config.json", settings)
+    with files.replacing(workdir / "flags.txt") as stream:
+        stream.write(f"# repeats this run: python -m fashion_oct.train --flagfile=flags.txt\n{config.to_flags()}")
+
+
+def save_model(model: tf.keras.Model, path: pathlib.Path) -> None:
+    """Saves the whole model in Keras' format, atomically."""
+    temporary = path.with_name(f".{path.stem}.tmp.keras")  # Keras wants the suffix
+    try:
+        model.save(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def final_lines(
+    plan: Plan, timing: TimingSummary, report: dict, splits: datasets.Splits, workdir: pathlib.Path
+) -> str:
+    """Returns what the run ends with, as the tutorial did: total time, throughput, test loss and accuracy."""
+    on = f"with {plan.batch.num_replicas} device{'s' if plan.batch.num_replicas > 1 else ''}"
+    if timing.step_seconds:
+        speed = (
+            f"{timing.images_per_second:,.0f} images/second {on} "
+            f"(step p50 {1000 * timing.step_seconds['p50']:.1f} ms, p99 {1000 * timing.step_seconds['p99']:.1f} ms; "
+            f"{timing.num_steps - timing.num_discarded_steps} timed steps)"
+        )
+    else:
+        speed = f"no step was timed {on}: all {timing.num_steps} were discarded"
+    return "\n".join(
+        [
+            f"total time {timing.total_seconds:.1f} s {on} for {timing.num_steps} steps",
+            speed,
+            evaluation.in_words(report),
+            f"data: {splits.source}",
+            f"run folder: {workdir}",
+        ]
+    )

@@ -1,0 +1,100 @@
+"""Devices, batches, precision."""
+
+import pytest
+
+from fashion_oct import distribution
+from fashion_oct.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"per_replica_batch_size": 512}, (1, 512, 512)),
+        ({"global_batch_size": 512}, (1, 512, 512)),
+    ],
+)
+def test_batch_sizes_of_one_replica(arguments, expected):
+    batch = distribution.batch_sizes(1, **arguments)
+    assert (batch.num_replicas, batch.per_replica_batch_size, batch.global_batch_size) == expected
+
+
+def test_batch_sizes_multiplies_and_divides_by_the_replicas():
+    assert distribution.batch_sizes(4, per_replica_batch_size=32).global_batch_size == 128
+    assert distribution.batch_sizes(4, global_batch_size=128).per_replica_batch_size == 32
+
+
+def test_batch_sizes_refuses_a_batch_that_the_replicas_do_not_divide():
+    with pytest.raises(InputError, match=r"--global_batch_size=10 .* 3 replicas.* 9 or 12"):
+        distribution.batch_sizes(3, global_batch_size=10)
+
+
+@pytest.mark.parametrize(("num_examples", "expected"), [(60_000, 118), (512, 1), (513, 2), (1024, 2)])
+def test_steps_per_epoch_rounds_up(num_examples, expected):
+    assert distribution.batch_sizes(1, per_replica_batch_size=512).steps_per_epoch(num_examples) == expected
+
+
+def test_steps_per_epoch_refuses_a_batch_larger_than_the_split():
+    with pytest.raises(InputError, match=r"1024 images .* \(1000 images\)"):
+        distribution.batch_sizes(2, per_replica_batch_size=512).steps_per_epoch(1000)
+
+
+def test_make_strategy_gives_one_device_by_default(one_device):
+    strategy = distribution.make_strategy(num_gpus=0)
+    assert strategy.num_replicas_in_sync == 1
+    assert distribution.device_names(strategy) == ["CPU:0"]
+
+
+def test_make_strategy_mirrors_virtual_devices(two_devices):
+    strategy = distribution.make_strategy(virtual_devices=2)
+    assert strategy.num_replicas_in_sync == 2
+    assert distribution.device_names(strategy) == ["CPU:0", "CPU:1"]
+    assert distribution.is_chief(strategy)
+
+
+def test_make_strategy_says_what_is_there_and_offers_virtual_devices(one_device):
+    with pytest.raises(InputError, match=r"--num_gpus=9999, but TensorFlow sees \d+ .*--virtual_devices=9999"):
+        distribution.make_strategy(num_gpus=9999)
+
+
+def test_make_strategy_refuses_virtual_devices_after_the_start(one_device):
+    one_device.run(lambda: None)
+    with pytest.raises(InputError, match="has started with 2 logical CPU"):
+        distribution.make_strategy(virtual_devices=64)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ([(9, 0)], "mixed_bfloat16"),
+        ([(8, 0), (8, 6)], "mixed_bfloat16"),
+        ([(8, 0), (7, 5)], "mixed_float16"),
+        ([(7, 0)], "mixed_float16"),
+        ([(6, 1)], "float32"),
+        ([(8, 0), None], "float32"),
+    ],
+)
+def test_precision_of_gpus_follows_the_lowest_capability(capabilities, expected):
+    assert distribution.precision_of_gpus(capabilities)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags_line", "expected"),
+    [
+        ("flags\t\t: fpu avx2 avx512_bf16", "mixed_bfloat16"),
+        ("flags\t\t: fpu amx_bf16 amx_tile", "mixed_bfloat16"),
+        ("flags\t\t: fpu avx2 avx512f", "float32"),
+        ("Features\t: fp asimd", "float32"),
+    ],
+)
+def test_precision_of_cpu_takes_what_is_native(tmp_path, flags_line, expected):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\n{flags_line}\nbugs\t: avx512_bf16_bug\n")
+    assert distribution.precision_of_cpu(distribution.cpu_features(cpuinfo))[0] == expected
+
+
+def test_cpu_features_is_empty_where_the_system_does_not_tell(tmp_path):
+    assert distribution.cpu_features(tmp_path / "missing") == set()
+
+
+def test_choose_precision_takes_what_was_asked_for(one_device):
+    assert distribution.choose_precision("mixed_float16", one_device) == ("mixed_float16", "as asked for")

@@ -1,0 +1,70 @@
+"""Imports point only downward (docs/architecture.md), and what must be light is light."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "fashion_oct"
+LAYERS = [
+    {"errors", "files"},
+    {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports"},
+    {"models", "input_pipeline", "datasets"},
+    {"evaluation", "prediction", "training"},
+    {"train", "evaluate", "predict", "prepare"},
+]
+LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
+# imports within a layer, each for a reason
+SIDEWAYS = {("datasets", "input_pipeline"), ("training", "evaluation"), ("prediction", "evaluation")}
+
+
+def imports_of(path):
+    """Returns the modules of the package that a file imports, and every name that it imports from anywhere."""
+    inside, outside = set(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "fashion_oct":
+            inside |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("fashion_oct."):
+            inside.add(node.module.split(".")[1])
+        elif isinstance(node, ast.ImportFrom):
+            outside.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            outside |= {alias.name.split(".")[0] for alias in node.names}
+    return inside, outside
+
+
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+
+
+def test_every_module_has_a_layer():
+    assert set(MODULES) == set(LEVEL)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downward(module):
+    inside, _ = imports_of(PACKAGE / f"{module}.py")
+    for other in inside:
+        assert LEVEL[other] < LEVEL[module] or (module, other) in SIDEWAYS, f"{module} imports {other}"
+
+
+def test_timing_can_be_copied_into_any_project():
+    inside, outside = imports_of(PACKAGE / "timing.py")
+    assert not inside
+    assert outside - set(sys.stdlib_module_names) == {"tensorflow"}
+
+
+@pytest.mark.parametrize("module", ["errors", "files", "options", "reports", "oct_folder", "fashion_mnist"])
+def test_importing_does_not_import_tensorflow(module):
+    code = f"import sys, fashion_oct.{module}; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "home"),
+    [("Strategy(", {"distribution"}), ("tf.config", {"distribution"}), (".scope()", {"training"})],
+)
+def test_calls_live_in_their_module(call, home):
+    users = {path.stem for path in PACKAGE.glob("*.py") if call in path.read_text(encoding="utf-8")}
+    assert users == home
