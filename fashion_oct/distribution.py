@@ -75,6 +75,21 @@ class BatchSizes:
             )
         return -(-num_examples // self.global_batch_size)
 
+    def for_evaluation(self, num_examples: int) -> int:
+        """Returns the largest global batch, at most this one, with which no replica is ever left without an example.
+
+        A last batch of r examples is dealt out in shares of ceil(r / n) to n replicas: 1 to two gives 1 + 0, 4 to three
+        gives 2 + 2 + 0, and a convolution fails on an empty share.
+
+        Raises:
+          InputError: there are fewer examples than replicas.
+        """
+        for size in range(self.global_batch_size, 0, -self.num_replicas):
+            rest = num_examples % size
+            if rest == 0 or (self.num_replicas - 1) * -(-rest // self.num_replicas) < rest:
+                return size
+        raise InputError(f"{num_examples} images cannot be scored on {self.num_replicas} replicas: use fewer replicas")
+
 
 def batch_sizes(
     num_replicas: int, *, per_replica_batch_size: int | None = None, global_batch_size: int | None = None

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from fashion_oct import datasets, files, input_pipeline, reports
+from fashion_oct import datasets, distribution, files, input_pipeline, reports
 from fashion_oct.errors import InputError
 
 MAX_MISTAKES = 24  # on the page of mistakes
@@ -17,7 +17,16 @@ MAX_MISTAKES = 24  # on the page of mistakes
 def predict_probabilities(
     model: tf.keras.Model, examples: input_pipeline.Examples, *, global_batch_size: int
 ) -> np.ndarray:
-    """Returns the class probabilities of every example, in order: float32 [N, C]."""
+    """Returns the class probabilities of every example, in order: float32 [N, C].
+
+    Args:
+      model: predicts on all its replicas.
+      examples: the split, N of them.
+      global_batch_size: images at once over all replicas, at most.
+    """
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    batch = distribution.batch_sizes(replicas, global_batch_size=global_batch_size)
+    global_batch_size = batch.for_evaluation(len(examples))
     batches = input_pipeline.make_evaluation_dataset(examples, global_batch_size=global_batch_size)
     probabilities = model.predict(batches.map(lambda images, labels: images), verbose=0)
     if len(probabilities) != len(examples):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import fashion_oct
-from fashion_oct import datasets, distribution, evaluation, files, input_pipeline, models, schedules
+from fashion_oct import datasets, distribution, evaluation, files, input_pipeline, models, reports, schedules
 from fashion_oct.errors import InputError
 from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory, TimingSummary
@@ -163,9 +163,11 @@ def fit(
     )
     validation = None
     if splits.validation is not None:
-        validation = input_pipeline.make_evaluation_dataset(splits.validation, global_batch_size=batch_size)
+        validation = input_pipeline.make_evaluation_dataset(
+            splits.validation, global_batch_size=plan.batch.for_evaluation(len(splits.validation))
+        )
     time_history = TimeHistory(batch_size, num_discarded_steps=config.num_discarded_steps, log_throughput=True)
-    callbacks = [time_history, StopAtStep(plan.num_steps), tf.keras.callbacks.CSVLogger(str(workdir / "history.csv"))]
+    callbacks = [time_history, StopAtStep(plan.num_steps), HistoryFile(workdir / "history.csv")]
     with time_history, contextlib.suppress(KeyboardInterrupt):
         model.fit(
             train,
@@ -173,6 +175,7 @@ def fit(
             steps_per_epoch=plan.steps_per_epoch,
             validation_data=validation,
             callbacks=callbacks,
+            shuffle=False,  # the dataset is shuffled already; Keras 3 would warn
             verbose=1 if sys.stdout.isatty() else 2,  # no terminal: one line an epoch
         )
     return time_history, time_history.summary().num_steps >= plan.num_steps
@@ -193,6 +196,20 @@ class StopAtStep(tf.keras.callbacks.Callback):
         # an epoch is a whole number of executions, so that the batch numbers are right on Keras 2 and 3
         if self._epoch * self.params["steps"] + batch + 1 >= self._num_steps:
             self.model.stop_training = True
+
+
+class HistoryFile(tf.keras.callbacks.Callback):
+    """Writes a CSV row an epoch, the whole file anew and atomically, unlike Keras' CSVLogger."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self._path = path
+        self._rows = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        rate = float(self.model.optimizer.learning_rate)
+        self._rows.append({"epoch": epoch + 1, "learning_rate": rate, **(logs or {})})
+        reports.write_csv(self._path, self._rows)
 
 
 def choose_workdir(config: Config) -> pathlib.Path:

@@ -38,6 +38,25 @@ def test_steps_per_epoch_refuses_a_batch_larger_than_the_split():
         distribution.batch_sizes(2, per_replica_batch_size=512).steps_per_epoch(1000)
 
 
+@pytest.mark.parametrize(
+    ("num_replicas", "global_batch_size", "num_examples", "expected"),
+    [
+        (1, 16, 33, 16),  # one replica takes any last batch
+        (2, 16, 32, 16),  # no last batch
+        (2, 16, 33, 14),  # 33 = 2 x 16 + 1 -> 1 + 0; 33 = 2 x 14 + 5 -> 3 + 2
+        (3, 12, 16, 9),  # 16 = 12 + 4 -> 2 + 2 + 0; 16 = 9 + 7 -> 3 + 3 + 1
+    ],
+)
+def test_for_evaluation_leaves_no_replica_empty(num_replicas, global_batch_size, num_examples, expected):
+    batch = distribution.batch_sizes(num_replicas, global_batch_size=global_batch_size)
+    assert batch.for_evaluation(num_examples) == expected
+
+
+def test_for_evaluation_refuses_fewer_examples_than_replicas():
+    with pytest.raises(InputError, match="1 images .* 2 replicas"):
+        distribution.batch_sizes(2, global_batch_size=16).for_evaluation(1)
+
+
 def test_make_strategy_gives_one_device_by_default(one_device):
     strategy = distribution.make_strategy(num_gpus=0)
     assert strategy.num_replicas_in_sync == 1

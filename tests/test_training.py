@@ -1,0 +1,233 @@
+"""Whole runs on small real data, and that N replicas give what one gives."""
+
+import csv
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fashion_oct import datasets, evaluation, input_pipeline, options, training
+from fashion_oct.errors import InputError
+
+SAMPLE = pathlib.Path(training.__file__).parent / "data"  # 6,000 + 1,000 real images
+
+
+def config_of(**settings):
+    return options.Config(data_dir=str(SAMPLE), per_replica_batch_size=None, precision="float32", **settings)
+
+
+def train(workdir, **settings):
+    config = config_of(**{"global_batch_size": 250, "num_gpus": 0, "workdir": str(workdir), "steps": 12, **settings})
+    assert training.run(config) == 0
+    return config
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A run folder of 30 steps: 24 in the first epoch, 6 in the second."""
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    train(workdir, steps=30, validation_fraction=0.1, seed=3)
+    return workdir
+
+
+def test_run_writes_the_run_folder(finished_run):
+    names = {path.name for path in finished_run.iterdir()}
+    assert names == {
+        "config.json", "flags.txt", "history.csv", "timing.json", "evaluation.json", "model.keras", "plots",
+    }  # fmt: skip
+
+
+def test_run_records_settings_data_and_versions(finished_run):
+    settings = read(finished_run / "config.json")
+    assert settings["config"]["seed"] == 3
+    assert settings["plan"]["batch"] == {"num_replicas": 1, "per_replica_batch_size": 250, "global_batch_size": 250}
+    assert (settings["plan"]["steps_per_epoch"], settings["plan"]["num_steps"]) == (22, 30)  # 5,400 / 250 = 21.6
+    assert (settings["dataset"]["num_train"], settings["dataset"]["num_validation"]) == (5400, 600)
+    assert str(SAMPLE) in settings["dataset"]["source"]
+    assert settings["versions"]["tensorflow"] == tf.__version__
+
+
+def test_run_counts_every_step_in_its_timing(finished_run):
+    timing = read(finished_run / "timing.json")
+    assert (timing["num_steps"], timing["num_discarded_steps"]) == (30, 1)
+    assert timing["total_seconds"] >= timing["first_step_seconds"] > timing["step_seconds"]["p50"] > 0
+    assert timing["images_per_second"] == pytest.approx(250 / timing["step_seconds"]["mean"])
+
+
+def test_run_writes_a_history_row_an_epoch(finished_run):
+    with open(finished_run / "history.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert float(rows[0]["learning_rate"]) == pytest.approx(1e-3)
+    assert 0 <= float(rows[1]["val_accuracy"]) <= 1
+    assert float(rows[0]["images_per_second"]) > 0
+
+
+def test_run_scores_every_test_image(finished_run):
+    report = read(finished_run / "evaluation.json")
+    assert report["num_examples"] == 1000
+    assert np.sum(report["confusion_matrix"], axis=1).tolist() == [100] * 10  # the sample holds 100 of each class
+    assert report["accuracy"] == np.trace(report["confusion_matrix"]) / 1000
+    assert report["accuracy"] > 0.5  # chance is 0.1
+
+
+def test_run_evaluates_as_keras_does(finished_run):
+    splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
+    model = evaluation.load_model(finished_run)
+    model.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
+    loss, accuracy = model.evaluate(splits.test.images, splits.test.labels, verbose=0)
+    report = read(finished_run / "evaluation.json")
+    assert report["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert report["loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_run_refuses_the_folder_of_another_run(finished_run):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
+    with pytest.raises(InputError, match="not empty"):
+        train(finished_run)
+    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
+
+
+def test_run_refuses_a_workdir_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        train(tmp_path / "file")
+    with pytest.raises(InputError, match="writable"):
+        train(tmp_path / "file" / "below")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self").is_dir(), reason="a folder where even root cannot write")
+def test_run_refuses_a_workdir_that_cannot_be_written():
+    with pytest.raises((InputError, OSError)):
+        train(pathlib.Path("/proc/self/run"))
+
+
+def test_run_leaves_nothing_behind_after_bad_input(tmp_path):
+    for settings, message in [
+        ({"global_batch_size": 7000}, "larger than the training split"),
+        ({"warmup_epochs": 9.0}, "warm-up"),
+        ({"steps_per_execution": 100}, "steps_per_execution"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            train(tmp_path / "run", **settings)
+    assert os.listdir(tmp_path) == []
+
+
+def test_evaluate_run_repeats_the_report(finished_run):
+    before = read(finished_run / "evaluation.json")
+    words = evaluation.evaluate_run(str(finished_run))
+    assert read(finished_run / "evaluation.json") == before
+    assert f"{before['accuracy']:.4f}" in words
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:999])])
+def test_evaluate_run_names_a_model_that_is_missing_or_damaged(finished_run, tmp_path, damage):
+    import shutil
+
+    shutil.copytree(finished_run, tmp_path / "run")
+    damage(tmp_path / "run" / "model.keras")
+    with pytest.raises(InputError, match="model.keras"):
+        evaluation.evaluate_run(str(tmp_path / "run"))
+
+
+def test_evaluate_run_refuses_what_is_no_run_folder(tmp_path):
+    with pytest.raises(InputError, match="config.json"):
+        evaluation.evaluate_run(str(tmp_path))
+
+
+def trained_weights(strategy, num_examples=203, num_steps=50):
+    """Weights after SGD steps of 16 images, and probabilities; no batch divides 203 = 12 x 16 + 11 examples."""
+    rng = np.random.default_rng(0)
+    splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
+    chosen = rng.choice(6000, num_examples, replace=False)
+    examples = input_pipeline.ArrayExamples(splits.train.images[chosen], splits.train.labels[chosen])
+    config = config_of(global_batch_size=16)
+    plan = training.make_plan(config, strategy, num_train=num_examples)
+    tf.keras.utils.set_random_seed(1)
+    model = training.build(config, strategy, splits.spec, plan)
+    with strategy.scope():
+        model.compile(tf.keras.optimizers.SGD(0.1), tf.keras.losses.SparseCategoricalCrossentropy())
+    dataset = input_pipeline.make_training_dataset(examples, global_batch_size=16, seed=0, num_steps=num_steps)
+    model.fit(dataset, epochs=1, steps_per_epoch=num_steps, verbose=0, shuffle=False)
+    return model.get_weights(), evaluation.predict_probabilities(model, examples, global_batch_size=16)
+
+
+def test_two_replicas_train_and_evaluate_as_one_does(one_device, two_devices):
+    weights, probabilities = trained_weights(one_device)
+    mirrored_weights, mirrored_probabilities = trained_weights(two_devices)
+    for one, two in zip(weights, mirrored_weights, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5, rtol=0)
+    # 203 examples: the last batch of 11 falls to the replicas as 8 + 3, the order must be kept
+    np.testing.assert_allclose(probabilities, mirrored_probabilities, atol=1e-5)
+    assert len(probabilities) == 203
+
+
+@pytest.mark.parametrize("num_examples", [2, 17, 33])
+def test_predict_probabilities_scores_a_last_batch_smaller_than_the_replicas(two_devices, num_examples):
+    splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
+    examples = input_pipeline.ArrayExamples(splits.test.images[:num_examples], splits.test.labels[:num_examples])
+    plan = training.make_plan(config_of(global_batch_size=16), two_devices, num_train=100)
+    model = training.build(config_of(global_batch_size=16), two_devices, splits.spec, plan)
+    probabilities = evaluation.predict_probabilities(model, examples, global_batch_size=16)
+    np.testing.assert_allclose(probabilities, model(examples.images), atol=1e-5)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 5])
+def test_run_sees_every_image_the_same_number_of_times(one_device, steps_per_execution, tmp_path):
+    seen = []
+
+    class Recorder(input_pipeline.ArrayExamples):
+        def batches(self, indices, batch_size):
+            def record(index):
+                tf.numpy_function(lambda numbers: seen.append(numbers.copy()), [index], [])
+                return index
+
+            return super().batches(indices.map(record), batch_size)
+
+    splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
+    examples = Recorder(splits.train.images[:100], splits.train.labels[:100])
+    config = config_of(global_batch_size=20, epochs=3, steps_per_execution=steps_per_execution)
+    plan = training.make_plan(config, one_device, num_train=100)
+    model = training.build(config, one_device, splits.spec, plan)
+    import dataclasses
+
+    training.fit(model, config, plan, dataclasses.replace(splits, train=examples), tmp_path)
+    assert int(model.optimizer.iterations) == plan.num_steps == 15
+    steps = {tuple(numbers) for numbers in seen}  # Keras 3 reads the first batch once more, to build the model
+    assert len(steps) == 15
+    assert np.bincount(np.concatenate(list(steps)), minlength=100).tolist() == [3] * 100
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_finished(tmp_path):
+    workdir = tmp_path / "run"
+    command = [
+        sys.executable, "-m", "fashion_oct.train", f"--data_dir={SAMPLE}", f"--workdir={workdir}", "--epochs=1000",
+        "--num_gpus=0", "--global_batch_size=250",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (workdir / "history.csv").exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "interrupted after" in errors
+    assert read(workdir / "timing.json")["num_steps"] >= 24
+    assert (workdir / "model.keras").exists()
+    assert not (workdir / "evaluation.json").exists()
