@@ -1,6 +1,6 @@
 """Writes the test report of a finished run again: evaluation.json and plots/ in its run folder.
 
-  python -m fashion_oct.evaluate --workdir=RUN
+python -m fashion_oct.evaluate --workdir=RUN
 """
 
 from absl import flags

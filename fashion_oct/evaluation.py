@@ -129,7 +129,9 @@ def evaluate(
     return report
 
 
-def draw_plots(folder: pathlib.Path, examples: input_pipeline.Examples, probabilities: np.ndarray, report: dict) -> None:
+def draw_plots(
+    folder: pathlib.Path, examples: input_pipeline.Examples, probabilities: np.ndarray, report: dict
+) -> None:
     """Draws the confusion matrix, the ROC curves and the most confident mistakes."""
     folder.mkdir(exist_ok=True)
     names = report["class_names"]

@@ -32,9 +32,7 @@ def run(config: Config) -> int:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
     strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
-    splits = datasets.load(
-        config.dataset, data_dir=config.data_dir, validation_fraction=config.validation_fraction
-    )
+    splits = datasets.load(config.dataset, data_dir=config.data_dir, validation_fraction=config.validation_fraction)
     plan = make_plan(config, strategy, num_train=len(splits.train))
     print(plan.sentence(), flush=True)
     model = build(config, strategy, splits.spec, plan)
@@ -98,7 +96,7 @@ def make_plan(config: Config, strategy: tf.distribute.Strategy, *, num_train: in
     num_steps = min(config.epochs * steps_per_epoch, config.steps or sys.maxsize)
     if config.steps_per_execution > num_steps:
         raise InputError(
-            f"--steps_per_execution={config.steps_per_execution} is more than the {num_steps} steps of the run: lower it"
+            f"--steps_per_execution={config.steps_per_execution} is more than the run's {num_steps} steps: lower it"
         )
     precision, reason = distribution.choose_precision(config.precision, strategy)
     return Plan(
@@ -223,7 +221,9 @@ def choose_workdir(config: Config) -> pathlib.Path:
     if workdir.exists() and not workdir.is_dir():
         raise InputError(f"--workdir={workdir} is a file: give a new or an empty folder")
     if workdir.is_dir() and any(workdir.iterdir()):
-        raise InputError(f"--workdir={workdir} is not empty, it may belong to another run: give a new or an empty folder")
+        raise InputError(
+            f"--workdir={workdir} is not empty, it may belong to another run: give a new or an empty folder"
+        )
     parent = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise InputError(f"--workdir={workdir} cannot be made, {parent} is not a writable folder: give another place")
@@ -260,9 +260,7 @@ def save_model(model: tf.keras.Model, path: pathlib.Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def final_lines(
-    plan: Plan, timing: TimingSummary, report: dict, splits: datasets.Splits, workdir: pathlib.Path
-) -> str:
+def final_lines(plan: Plan, timing: TimingSummary, report: dict, splits: datasets.Splits, workdir: pathlib.Path) -> str:
     """Returns what the run ends with, as the tutorial did: total time, throughput, test loss and accuracy."""
     on = f"with {plan.batch.num_replicas} device{'s' if plan.batch.num_replicas > 1 else ''}"
     if timing.step_seconds:

@@ -53,7 +53,7 @@ def test_for_evaluation_leaves_no_replica_empty(num_replicas, global_batch_size,
 
 
 def test_for_evaluation_refuses_fewer_examples_than_replicas():
-    with pytest.raises(InputError, match="1 images .* 2 replicas"):
+    with pytest.raises(InputError, match=r"1 images .* 2 replicas"):
         distribution.batch_sizes(2, global_batch_size=16).for_evaluation(1)
 
 

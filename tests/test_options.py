@@ -90,7 +90,7 @@ def test_run_command_answers_ctrl_c_with_130(capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "prepare"])
 def test_help_answers_without_tensorflow(command):
     code = (
         "import sys, fashion_oct\n"
@@ -110,4 +110,6 @@ def test_help_and_errors_answer_in_half_a_second():
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "fashion_oct.train", argument], capture_output=True, check=False)
         seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.5  # the smallest of five: other processes disturb, the command does not get faster by chance
+    assert (
+        min(seconds) < 0.5
+    )  # the smallest of five: other processes disturb, the command does not get faster by chance
