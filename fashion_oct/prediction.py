@@ -77,9 +77,8 @@ class _Reader:
         if images.ndim == 3:
             images = images[..., np.newaxis]
         if images.dtype != np.uint8 or images.shape[1:] != self._image_shape:
-            raise InputError(
-                f"holds {images.dtype} of shape {images.shape}: give uint8 [N, {', '.join(map(str, self._image_shape))}]"
-            )
+            wanted = ", ".join(map(str, self._image_shape))
+            raise InputError(f"holds {images.dtype} of shape {images.shape}: give uint8 [N, {wanted}]")
         return ((f"{path}[{number}]", image) for number, image in enumerate(images))
 
 
