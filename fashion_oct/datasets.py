@@ -4,13 +4,14 @@ To add a dataset: one function here that returns `Splits`, and its name in `opti
 """
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
 
-from fashion_oct import fashion_mnist
+from fashion_oct import fashion_mnist, oct_folder
 from fashion_oct.errors import InputError
-from fashion_oct.input_pipeline import ArrayExamples, DataSpec, Examples
+from fashion_oct.input_pipeline import ArrayExamples, DataSpec, Examples, FileExamples
 
 _HOLD_OUT_SEED = 2018  # the held-out part is the same for every --seed, so that seeds can be compared
 
@@ -27,6 +28,10 @@ class Splits:
       source: where the images came from, in words.
       is_sample: says that this is not the full dataset.
       urgent_classes: classes to be told from the rest in the test report; for most datasets none.
+      test_files: the file name of each test image, where images are files.
+      test_patients: the patient of each test image, where that is known.
+      test_is_leaked: bool, says which test images are of patients of the training split; where patients are known.
+      bad: file and reason of each image that was left out because it cannot be used.
     """
 
     spec: DataSpec
@@ -36,6 +41,10 @@ class Splits:
     source: str
     is_sample: bool = False
     urgent_classes: tuple[str, ...] = ()
+    test_files: list[str] | None = None
+    test_patients: list[str] | None = None
+    test_is_leaked: np.ndarray | None = None
+    bad: tuple[tuple[str, str], ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Returns the dataset's entry of config.json."""
@@ -47,23 +56,33 @@ class Splits:
             "num_test": len(self.test),
             "image_shape": list(self.spec.image_shape),
             "class_names": list(self.spec.class_names),
+            "bad_images": [list(pair) for pair in self.bad],
         }
 
 
-def load(name: str, *, data_dir: str | None = None, validation_fraction: float = 0.0) -> Splits:
+def load(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    validation_fraction: float = 0.0,
+    bad_images: str = "error",
+    image_size: int = 224,
+) -> Splits:
     """Loads a dataset.
 
     Args:
       name: one of `options.DATASETS`.
       data_dir: its folder; None looks in the usual places.
       validation_fraction: the share of the training split to hold out.
+      bad_images: "error" or "skip": what to do with files that cannot be used, of datasets that are files.
+      image_size: pixels a side, of datasets whose images differ in size.
 
     Raises:
       InputError: the data is missing or damaged.
     """
     if name == "fashion_mnist":
         return _load_fashion_mnist(data_dir, validation_fraction)
-    raise InputError(f"--dataset={name}: not known")
+    return _load_oct2017(data_dir, validation_fraction, bad_images, image_size)
 
 
 def _load_fashion_mnist(data_dir: str | None, validation_fraction: float) -> Splits:
@@ -81,6 +100,38 @@ def _load_fashion_mnist(data_dir: str | None, validation_fraction: float) -> Spl
         test=ArrayExamples(data.test_images, data.test_labels),
         source=data.source,
         is_sample=data.is_sample,
+    )
+
+
+def _load_oct2017(data_dir: str | None, validation_fraction: float, bad_images: str, image_size: int) -> Splits:
+    if data_dir is None:
+        raise InputError(f"--data_dir is missing, the folder of OCT2017. {oct_folder.WAYS_TO_GET_THE_DATA}")
+    train = oct_folder.list_split(data_dir, "train")
+    test = oct_folder.list_split(data_dir, "test", class_names=train.class_names)
+    if bad_images == "error":
+        oct_folder.refuse_bad(train)
+        oct_folder.refuse_bad(test)
+    is_held_out = np.zeros(len(train.paths), bool)
+    if validation_fraction:
+        is_held_out = oct_folder.group_split(
+            train.patients, train.labels, fraction=validation_fraction, seed=_HOLD_OUT_SEED
+        )
+    image_shape = (image_size, image_size, 1)
+
+    def examples(split, chosen):
+        return FileExamples([split.paths[i] for i in np.flatnonzero(chosen)], split.labels[chosen], image_shape)
+
+    return Splits(
+        spec=DataSpec(image_shape=image_shape, class_names=train.class_names),
+        train=examples(train, ~is_held_out),
+        validation=examples(train, is_held_out) if is_held_out.any() else None,
+        test=examples(test, np.ones(len(test.paths), bool)),
+        source=f"OCT2017 folder {data_dir}",
+        urgent_classes=tuple(name for name in ("CNV", "DME") if name in train.class_names),
+        test_files=[os.path.basename(path) for path in test.paths],
+        test_patients=test.patients,
+        test_is_leaked=oct_folder.leakage(train, test),
+        bad=(*train.bad, *test.bad),
     )
 
 

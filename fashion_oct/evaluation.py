@@ -11,8 +11,6 @@ from absl import logging
 from fashion_oct import datasets, distribution, files, input_pipeline, reports
 from fashion_oct.errors import InputError
 
-MAX_MISTAKES = 24  # on the page of mistakes
-
 
 def predict_probabilities(
     model: tf.keras.Model, examples: input_pipeline.Examples, *, global_batch_size: int
@@ -79,7 +77,7 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
     splits = datasets.load(
         config["dataset"],
         data_dir=data_dir or config["data_dir"],
-        validation_fraction=config["validation_fraction"],
+        bad_images=config["bad_images"],
     )
     if list(splits.spec.class_names) != trained_on["class_names"]:
         raise InputError(
@@ -88,7 +86,6 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
         )
     report = evaluate(
         load_model(workdir),
-        splits.test,
         splits,
         workdir=pathlib.Path(workdir),
         global_batch_size=settings["plan"]["batch"]["global_batch_size"],
@@ -99,52 +96,93 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
 def in_words(report: dict) -> str:
     """Returns the line of a report that matters most."""
     low, high = report["accuracy_ci95"]
+    warning = ""
+    if "warning" in report:
+        rest = report["disjoint_rest"]
+        accuracy = "none" if rest["accuracy"] is None else f"{rest['accuracy']:.4f}"
+        warning = f"WARNING: {report['warning']}\naccuracy on the other {rest['num_examples']:,} images: {accuracy}\n"
     return (
-        f"test loss {report['loss']:.4f}, test accuracy {report['accuracy']:.4f} "
+        f"{warning}test loss {report['loss']:.4f}, test accuracy {report['accuracy']:.4f} "
         f"(95% interval {low:.4f} to {high:.4f}, {report['num_examples']:,} images)"
     )
 
 
-def evaluate(
-    model: tf.keras.Model,
-    examples: input_pipeline.Examples,
-    splits: datasets.Splits,
-    *,
-    workdir: pathlib.Path,
-    global_batch_size: int,
-) -> dict:
-    """Scores a split, writes evaluation.json and plots/ into the run folder, and returns the report."""
-    probabilities = predict_probabilities(model, examples, global_batch_size=global_batch_size)
-    report = reports.evaluate_predictions(
-        examples.labels,
+def evaluate(model: tf.keras.Model, splits: datasets.Splits, *, workdir: pathlib.Path, global_batch_size: int) -> dict:
+    """Scores the test split, writes evaluation.json, predictions.csv and plots/ into the run folder.
+
+    Returns:
+      The report, which is what evaluation.json holds.
+    """
+    labels, names = splits.test.labels, splits.spec.class_names
+    probabilities = predict_probabilities(model, splits.test, global_batch_size=global_batch_size)
+    report = leakage_warning(splits, probabilities)
+    report |= reports.evaluate_predictions(
+        labels,
         probabilities,
-        class_names=splits.spec.class_names,
+        class_names=names,
+        patients=splits.test_patients,
         urgent_classes=splits.urgent_classes,
     )
     files.write_json(workdir / "evaluation.json", report)
-    if reports.has_matplotlib():
-        draw_plots(workdir / "plots", examples, probabilities, report)
-    else:
-        logging.warning("no plots are drawn: they need matplotlib (pip install 'fashion-oct[report]')")
+    if splits.test_files is not None:
+        reports.write_csv(workdir / "predictions.csv", prediction_rows(splits, probabilities))
+    try:
+        draw_plots(workdir / "plots", splits, probabilities, report)
+    except ImportError as error:
+        logging.warning("some plots are not drawn: %s", error)
     return report
 
 
-def draw_plots(
-    folder: pathlib.Path, examples: input_pipeline.Examples, probabilities: np.ndarray, report: dict
-) -> None:
-    """Draws the confusion matrix, the ROC curves and the most confident mistakes."""
+def leakage_warning(splits: datasets.Splits, probabilities: np.ndarray) -> dict:
+    """Returns what the report must begin with where patients are in both splits, else an empty dict."""
+    leaked = splits.test_is_leaked
+    if leaked is None or not leaked.any():
+        return {}
+    warning = (
+        f"{leaked.sum():,} of {len(leaked):,} test images ({leaked.mean():.0%}) are of patients of the training split, "
+        "too: the accuracy is too good. `prepare --resplit=0.2` writes a split by patient"
+    )
+    correct = (probabilities.argmax(axis=1) == splits.test.labels)[~leaked]
+    return {
+        "warning": warning,
+        "disjoint_rest": {
+            "num_examples": int((~leaked).sum()),
+            "accuracy": float(correct.mean()) if len(correct) else None,
+        },
+    }
+
+
+def prediction_rows(splits: datasets.Splits, probabilities: np.ndarray) -> list[dict]:
+    """Returns the rows of predictions.csv: file, patient, true and predicted class, the probability of each class."""
+    names = splits.spec.class_names
+    return [
+        {
+            "file": file,
+            "patient": patient,
+            "class": names[label],
+            "predicted": names[row.argmax()],
+            **{f"p_{name}": round(float(p), 6) for name, p in zip(names, row, strict=True)},
+        }
+        for file, patient, label, row in zip(
+            splits.test_files, splits.test_patients, splits.test.labels, probabilities, strict=True
+        )
+    ]
+
+
+def draw_plots(folder: pathlib.Path, splits: datasets.Splits, probabilities: np.ndarray, report: dict) -> None:
+    """Draws the confusion matrix, the ROC curves and the most confident mistakes of the test split."""
     folder.mkdir(exist_ok=True)
     names = report["class_names"]
     reports.plot_confusion_matrix(folder / "confusion_matrix.png", report["confusion_matrix"], names)
-    reports.plot_roc(folder / "roc.png", examples.labels, probabilities, names)
-    mistakes = reports.most_confident_mistakes(examples.labels, probabilities, MAX_MISTAKES)
+    reports.plot_roc(folder / "roc.png", splits.test.labels, probabilities, names)
+    mistakes = reports.most_confident_mistakes(splits.test.labels, probabilities, reports.MAX_MISTAKES)
     if len(mistakes):
-        predicted = probabilities[mistakes].argmax(axis=1)
-        images, labels = input_pipeline.take(examples, mistakes)
+        images, labels = input_pipeline.take(splits.test, mistakes)
         reports.plot_mistakes(
             folder / "mistakes.png",
             images,
             [names[label] for label in labels],
-            [names[label] for label in predicted],
+            [names[label] for label in probabilities[mistakes].argmax(axis=1)],
             probabilities[mistakes].max(axis=1),
+            captions=None if splits.test_files is None else [splits.test_files[i] for i in mistakes],
         )

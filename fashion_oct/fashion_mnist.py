@@ -17,19 +17,17 @@ import gzip
 import math
 import os
 import pathlib
-import queue
 import re
 import struct
 import subprocess
 import sys
-import threading
-import urllib.request
 import zlib
 from typing import BinaryIO
 
 import numpy as np
 from absl import logging
 
+from fashion_oct import network
 from fashion_oct.errors import InputError
 
 CLASS_NAMES = (
@@ -313,7 +311,7 @@ def _download() -> str:
     Raises:
       OSError: there is no network, or the download failed or took too long; the message says why.
     """
-    _check_host_answers()
+    network.check_host_answers(_PROBE_URL, _PROBE_SECONDS)
     logging.info("Downloading Fashion-MNIST (31 MB) through TensorFlow Datasets, for %g s at most", _DOWNLOAD_SECONDS)
     try:
         done = subprocess.run(
@@ -333,34 +331,6 @@ def _download() -> str:
     if done.returncode:
         raise OSError(f"the download failed ({last_line})")
     return last_line
-
-
-def _check_host_answers() -> None:
-    """Asks the host of the data set, through the proxy of the environment if there is one.
-
-    In a thread, since looking up a name has no time-out of its own.
-
-    Raises:
-      OSError: no good answer within `_PROBE_SECONDS`.
-    """
-    answers = queue.SimpleQueue()
-
-    def ask():
-        try:
-            request = urllib.request.Request(_PROBE_URL, method="HEAD")
-            opener = urllib.request.build_opener()  # urlopen's own keeps the proxy of its first call
-            with opener.open(request, timeout=_PROBE_SECONDS):
-                answers.put(None)
-        except Exception as error:  # it is raised below, in the thread that waits
-            answers.put(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        error = answers.get(timeout=_PROBE_SECONDS)
-    except queue.Empty:
-        raise TimeoutError(f"the data set's host did not answer within {_PROBE_SECONDS:g} s") from None
-    if error is not None:
-        raise OSError(f"the data set's host did not answer ({error})")
 
 
 def _load_sample(why_no_download: str) -> FashionMnist:

@@ -6,6 +6,7 @@ on across passes, no example is lost, and step k is a pure function of (seed, k)
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +79,34 @@ class ArrayExamples:
         return indices.map(
             lambda index: (tf.gather(images, index), tf.gather(labels, index)), num_parallel_calls=tf.data.AUTOTUNE
         )
+
+
+class FileExamples:
+    """Examples in JPEG or PNG files, decoded when they are needed, on all cores.
+
+    Args:
+      paths: N files.
+      labels: integers [N], from 0.
+      image_shape: (height, width, channels) to decode and resize to.
+    """
+
+    def __init__(self, paths: Sequence[str], labels: np.ndarray, image_shape: tuple[int, int, int]):
+        self.paths = list(paths)
+        self.labels = np.asarray(labels).astype(np.int32)
+        self.image_shape = image_shape
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def batches(self, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+        """See `Examples`."""
+        with tf.device("CPU:0"):
+            paths, labels = tf.constant(self.paths), tf.constant(self.labels)
+
+        def load(index):
+            return decode_image(tf.io.read_file(paths[index]), self.image_shape), labels[index]
+
+        return indices.unbatch().map(load, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
 
 
 def make_training_dataset(
@@ -186,5 +215,6 @@ def decode_image(contents: tf.Tensor, image_shape: tuple[int, int, int]) -> tf.T
     """
     height, width, channels = image_shape
     image = tf.io.decode_image(contents, channels=channels, expand_animations=False)  # [h, w, C]
-    resized = tf.image.resize(image, [height, width])  # float32
+    resized = tf.image.resize(image, [height, width])  # float32 [H, W, C]
+    resized.set_shape(image_shape)
     return tf.cast(tf.round(resized), tf.uint8)

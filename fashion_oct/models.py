@@ -1,8 +1,15 @@
 """The networks. Their input is uint8: preprocessing is a layer inside, so that no user of a model can forget it."""
 
+import os
+import pathlib
+
 import tensorflow as tf
 
+from fashion_oct import network
+from fashion_oct.errors import InputError
+
 layers = tf.keras.layers
+_IMAGENET_WEIGHTS = "vgg16_weights_tf_dim_ordering_tf_kernels_notop.h5"
 
 
 def convnet(image_shape: tuple[int, int, int], num_classes: int) -> tf.keras.Model:
@@ -22,6 +29,87 @@ def convnet(image_shape: tuple[int, int, int], num_classes: int) -> tf.keras.Mod
     x = layers.Flatten()(x)  # [B, 576]
     x = layers.Dense(64, activation="relu")(x)
     return tf.keras.Model(images, _softmax_head(x, num_classes), name="convnet")
+
+
+def vgg16(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    weights: str = "imagenet",
+    input_scaling: str = "imagenet",
+    head: str = "pooled",
+) -> tf.keras.Model:
+    """Returns VGG16 with a new softmax head; only its last block and the head are trained, as in the tutorial.
+
+    The *frozen prefix* ends with block4_pool: `layers[:-4]` of VGG16 without its top.
+
+    Args:
+      image_shape: (height, width, channels) of the uint8 images, 1 channel (grey) or 3 (RGB).
+      num_classes: the width of the softmax, which is float32 under every precision policy.
+      weights: "imagenet", "none" (random), or the path of a .h5 or .weights.h5 file of VGG16 without its top.
+      input_scaling: "imagenet" subtracts the mean of ImageNet's channels, as VGG16's own training did; "unit" divides
+        by 255, as the tutorial did.
+      head: "pooled" (global average pooling) or "flatten" (the tutorial's).
+
+    Raises:
+      InputError: the weights cannot be downloaded, are missing, or belong to another network.
+
+    Source: Simonyan and Zisserman 2014, https://arxiv.org/abs/1409.1556.
+    """
+    images = layers.Input(image_shape, dtype="uint8", name="image")
+    x = _scale_for_vgg16(images, input_scaling)  # [B, 224, 224, 3]
+    if weights == "imagenet":
+        _check_imagenet_weights_are_at_hand()
+    base = tf.keras.applications.VGG16(
+        include_top=False, weights="imagenet" if weights == "imagenet" else None, input_tensor=x
+    )
+    if weights not in ("imagenet", "none"):
+        _load_vgg16_weights(base, weights)
+    for layer in base.layers[:-4]:  # up to block4_pool: [B, 14, 14, 512]
+        layer.trainable = False
+    x = base.output  # [B, 7, 7, 512]
+    x = layers.Flatten()(x) if head == "flatten" else layers.GlobalAveragePooling2D()(x)
+    return tf.keras.Model(images, _softmax_head(x, num_classes), name="vgg16")
+
+
+def _scale_for_vgg16(images, input_scaling: str):
+    x = layers.Concatenate(name="grey_to_rgb")([images] * 3) if images.shape[-1] == 1 else images
+    if input_scaling == "unit":
+        return layers.Rescaling(1 / 255, name="to_unit_interval")(x)
+    if images.shape[-1] == 3:
+        x = x[..., ::-1]  # VGG16 was trained on blue, green, red
+    mean = [103.939, 116.779, 123.68]
+    # float32: in 8 significant bits the mean would be rounded
+    return layers.Normalization(mean=mean, variance=[1.0] * 3, dtype="float32", name="minus_imagenet_mean")(x)
+
+
+def _check_imagenet_weights_are_at_hand() -> None:
+    cache = pathlib.Path(os.environ.get("KERAS_HOME", pathlib.Path.home() / ".keras")) / "models"
+    if (cache / _IMAGENET_WEIGHTS).exists():
+        return
+    try:
+        network.check_host_answers(
+            f"https://storage.googleapis.com/tensorflow/keras-applications/vgg16/{_IMAGENET_WEIGHTS}"
+        )
+    except OSError as error:
+        raise InputError(
+            f"--weights=imagenet: the weights of VGG16 are not in {cache} and cannot be downloaded ({error}); "
+            f"give --weights=PATH of {_IMAGENET_WEIGHTS}, or --weights=none"
+        ) from error
+
+
+def _load_vgg16_weights(base: tf.keras.Model, path: str) -> None:
+    if not pathlib.Path(path).is_file():
+        raise InputError(f"--weights={path} is no file: give the path of VGG16's weights, imagenet, or none")
+    if not path.endswith(".h5"):
+        raise InputError(f"--weights={path}: give a .h5 or .weights.h5 file, imagenet, or none")
+    try:
+        base.load_weights(path)
+    except Exception as error:  # Keras and HDF5 raise many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"--weights={path} are not the weights of VGG16 without its top ({reason}): give those, imagenet, or none"
+        ) from error
 
 
 def _softmax_head(x, num_classes: int):

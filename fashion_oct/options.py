@@ -21,6 +21,7 @@ PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 # What a flag that was not given means, by model. The recipe of vgg16 is configs/oct_vgg16.flags.
 MODEL_DEFAULTS = {
     "convnet": {
+        "weights": "none",
         "dataset": "fashion_mnist",
         "per_replica_batch_size": 512,
         "epochs": 5,
@@ -29,6 +30,7 @@ MODEL_DEFAULTS = {
         "warmup_epochs": 0.0,
     },
     "vgg16": {
+        "weights": "imagenet",
         "dataset": "oct2017",
         "per_replica_batch_size": 64,
         "epochs": 1,
@@ -47,6 +49,10 @@ class Config:
     dataset: str = "fashion_mnist"
     data_dir: str | None = None
     workdir: str | None = None
+    weights: str = "none"
+    input_scaling: str = "imagenet"
+    head: str = "pooled"
+    bad_images: str = "error"
     num_gpus: int | None = None
     virtual_devices: int | None = None
     per_replica_batch_size: int | None = 512
@@ -67,6 +73,8 @@ class Config:
 
     def __post_init__(self):
         """Checks what no single flag can know."""
+        if self.model == "convnet" and self.weights != "none":
+            raise InputError(f"--weights={self.weights}: there are none for --model=convnet, give --weights=none")
         if self.per_replica_batch_size is not None and self.global_batch_size is not None:
             raise InputError(
                 f"--per_replica_batch_size={self.per_replica_batch_size} and "
@@ -95,6 +103,12 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.enum("dataset", None, DATASETS, "default: fashion_mnist for convnet, oct2017 for vgg16")
     add.string("data_dir", None, "folder of the dataset; default: looked for in the usual places")
     add.string("workdir", None, "run folder to write; default: runs/DATASET_MODEL_TIME")
+    add.string("weights", None, "imagenet, none, or a .h5 file; default: imagenet for vgg16, none for convnet")
+    add.enum("input_scaling", "imagenet", ("imagenet", "unit"), "vgg16: minus ImageNet's mean, or [0, 1]")
+    add.enum("head", "pooled", ("pooled", "flatten"), "vgg16: what stands between the last block and the softmax")
+    add.enum(
+        "bad_images", "error", ("error", "skip"), "files that cannot be used: stop before the first step, or go on"
+    )
     add.integer("num_gpus", None, "GPUs to use, 0 for the CPU; default: every visible GPU, else the CPU", low=0)
     add.integer("virtual_devices", None, "logical CPU devices to mirror over, to try replicas without GPUs", low=1)
     add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)

@@ -32,7 +32,12 @@ def run(config: Config) -> int:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
     strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
-    splits = datasets.load(config.dataset, data_dir=config.data_dir, validation_fraction=config.validation_fraction)
+    splits = datasets.load(
+        config.dataset,
+        data_dir=config.data_dir,
+        validation_fraction=config.validation_fraction,
+        bad_images=config.bad_images,
+    )
     plan = make_plan(config, strategy, num_train=len(splits.train))
     print(plan.sentence(), flush=True)
     model = build(config, strategy, splits.spec, plan)
@@ -49,9 +54,7 @@ def run(config: Config) -> int:
             file=sys.stderr,
         )
         return 130
-    report = evaluation.evaluate(
-        model, splits.test, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size
-    )
+    report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
     print(final_lines(plan, timing, report, splits, workdir))
     return 0
 
@@ -116,7 +119,7 @@ def build(
     """Builds and compiles the model inside the strategy's scope."""
     tf.keras.mixed_precision.set_global_policy(plan.precision)
     with strategy.scope():
-        model = models.convnet(spec.image_shape, spec.num_classes)
+        model = build_network(config, spec)
         model.compile(
             optimizer=tf.keras.optimizers.Adam(learning_rate(config, plan)),
             # integer labels: the same loss as categorical cross-entropy of one-hot labels
@@ -126,6 +129,19 @@ def build(
             jit_compile=config.jit_compile,
         )
     return model
+
+
+def build_network(config: Config, spec: input_pipeline.DataSpec) -> tf.keras.Model:
+    """Builds the network that `config.model` names. To add one: one function in models.py, and its call here."""
+    if config.model == "convnet":
+        return models.convnet(spec.image_shape, spec.num_classes)
+    return models.vgg16(
+        spec.image_shape,
+        spec.num_classes,
+        weights=config.weights,
+        input_scaling=config.input_scaling,
+        head=config.head,
+    )
 
 
 def learning_rate(config: Config, plan: Plan):

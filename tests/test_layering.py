@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "fashion_oct"
 LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "network"},
     {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports"},
     {"models", "input_pipeline", "datasets"},
     {"evaluation", "prediction", "training"},
