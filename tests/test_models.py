@@ -1,10 +1,16 @@
 """The networks: sizes by hand, preprocessing inside, float32 probabilities."""
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from fashion_oct import models
+from fashion_oct.errors import InputError
+
+SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(params=["float32", "mixed_bfloat16", "mixed_float16"])
@@ -41,3 +47,123 @@ def test_convnet_stacks_the_layers_of_the_tutorial():
     kinds = [type(layer).__name__ for layer in models.convnet((28, 28, 1), 10).layers]
     convolutions = ["Conv2D", "MaxPooling2D", "Conv2D", "MaxPooling2D", "Conv2D"]
     assert kinds == ["InputLayer", "Rescaling", *convolutions, "Flatten", "Dense", "Dense", "Activation"]
+
+
+@pytest.fixture(scope="module")
+def small_vgg16():
+    return models.vgg16((32, 32, 1), 4, weights="none", head="flatten")
+
+
+def test_vgg16_has_the_parameters_of_the_tutorial():
+    # VGG16's convolutions: 14,714,688; Flatten 7 x 7 x 512 = 25,088, x 4 + 4 = 100,356; together 14,815,044.
+    # Trained: three convolutions of 3 x 3 x 512 x 512 + 512 = 2,359,808 and the head: 7,179,780
+    model = models.vgg16((224, 224, 1), 4, weights="none", head="flatten")
+    assert model.count_params() == 14_815_044
+    assert sum(int(np.prod(weight.shape)) for weight in model.trainable_weights) == 7_179_780
+
+
+def test_vgg16_pooled_head_is_smaller():
+    model = models.vgg16((32, 32, 1), 4, weights="none", head="pooled")
+    assert model.count_params() == 14_714_688 + 512 * 4 + 4
+
+
+def test_vgg16_trains_the_last_block_and_the_head_only(small_vgg16):
+    names = [layer.name for layer in small_vgg16.layers if layer.trainable and layer.weights]
+    assert names == ["block5_conv1", "block5_conv2", "block5_conv3", "logits"]
+
+
+def test_vgg16_keeps_the_frozen_prefix_bit_identical(small_vgg16):
+    before = {weight.name + str(i): weight.numpy() for i, weight in enumerate(small_vgg16.weights)}
+    small_vgg16.compile(tf.keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy")
+    images = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 1), np.uint8)
+    small_vgg16.fit(images, np.arange(16) % 4, batch_size=4, epochs=1, verbose=0)
+    for (name, old), new in zip(before.items(), small_vgg16.weights, strict=True):
+        is_trained = any(new is weight for weight in small_vgg16.trainable_weights)
+        assert np.array_equal(old, new.numpy()) != is_trained, name
+
+
+def test_vgg16_computes_no_gradient_of_the_frozen_prefix(small_vgg16):
+    variables = small_vgg16.trainable_variables
+    variables = [getattr(variable, "_value", variable) for variable in variables]  # Keras 3 wraps them
+
+    @tf.function
+    def gradients(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(small_vgg16(images, training=True)[:, 0])
+        return tape.gradient(loss, variables)
+
+    images = tf.zeros((1, 32, 32, 1), tf.uint8)
+    function = gradients.get_concrete_function(images)
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    kinds = [node.op for node in convert_variables_to_constants_v2(function).graph.as_graph_def().node]
+    assert kinds.count("Conv2DBackpropFilter") == 3  # block 5
+    assert kinds.count("Conv2DBackpropInput") == 2  # through block5_conv3 and block5_conv2, no further
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_vgg16_scales_as_its_own_training_did(channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, channels), np.uint8)
+    model = models.vgg16((32, 32, channels), 4, weights="none")
+    scaled = tf.keras.Model(model.input, model.get_layer("minus_imagenet_mean").output)(pixels)
+    rgb = np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels
+    expected = tf.keras.applications.vgg16.preprocess_input(rgb.astype(np.float32))
+    np.testing.assert_allclose(scaled, expected, atol=1e-4)
+
+
+def test_vgg16_scales_to_the_unit_interval_for_the_tutorial():
+    model = models.vgg16((32, 32, 1), 4, weights="none", input_scaling="unit")
+    scaled = tf.keras.Model(model.input, model.get_layer("to_unit_interval").output)
+    np.testing.assert_allclose(scaled(np.full((1, 32, 32, 1), 51, np.uint8)), 0.2, atol=1e-6)
+
+
+def test_vgg16_loads_the_published_weights():
+    import h5py
+
+    path = SHARED_DATA / "vgg16_imagenet_notop.h5"
+    if not path.exists():
+        pytest.skip("the ImageNet weights are not at hand")
+    model = models.vgg16((32, 32, 1), 4, weights=str(path))
+    with h5py.File(path) as file:
+        for layer in ("block1_conv1", "block5_conv3"):
+            stored = [file[layer][name][:] for name in file[layer].attrs["weight_names"]]
+            for one, two in zip(model.get_layer(layer).get_weights(), stored, strict=True):
+                np.testing.assert_array_equal(one, two)
+
+
+def test_vgg16_loads_weights_from_a_weights_file(tmp_path):
+    name = "vgg.weights.h5"
+    other = tf.keras.applications.VGG16(include_top=False, weights=None, input_shape=(32, 32, 3))
+    other.save_weights(tmp_path / name)
+    model = models.vgg16((32, 32, 1), 4, weights=str(tmp_path / name))
+    for layer in ("block1_conv1", "block5_conv3"):
+        for one, two in zip(model.get_layer(layer).get_weights(), other.get_layer(layer).get_weights(), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def another_network(path):
+    layer = tf.keras.layers
+    tf.keras.Sequential([layer.Input((8, 8, 3)), layer.Conv2D(4, 3), layer.Conv2D(4, 3)]).save_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("missing.h5", lambda path: None),
+        ("other.weights.h5", another_network),
+        ("broken.h5", lambda path: path.write_bytes(b"no HDF5")),
+        ("weights.txt", lambda path: path.write_text("no weights")),
+    ],
+)
+def test_vgg16_names_a_weights_file_that_does_not_do(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(InputError, match=re.escape(name)) as error:
+        models.vgg16((32, 32, 1), 4, weights=str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+def test_vgg16_names_weights_where_imagenet_cannot_be_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(InputError, match="--weights=PATH"):
+        models.vgg16((32, 32, 1), 4)
