@@ -5,8 +5,9 @@ permutation of the N examples. Step k takes the positions k * B to (k + 1) * B -
 on across passes, no example is lost, and step k is a pure function of (seed, k).
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -149,15 +150,47 @@ def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf
     Returns:
       A dataset of (uint8 [B, H, W, C], int32 [B]).
     """
-    indices = tf.data.Dataset.range(len(examples)).batch(global_batch_size)
-    return _finish(examples.batches(indices, global_batch_size), None)
+    return make_indexed_dataset(examples, np.arange(len(examples)), global_batch_size=global_batch_size)
+
+
+def make_indexed_dataset(examples: Examples, indices: np.ndarray, *, global_batch_size: int) -> tf.data.Dataset:
+    """Returns the examples with these numbers, in this order; the last batch may be smaller."""
+    batches = tf.data.Dataset.from_tensor_slices(np.asarray(indices, np.int64)).batch(global_batch_size)
+    return _finish(examples.batches(batches, global_batch_size), None)
 
 
 def take(examples: Examples, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images, uint8 [K, H, W, C], and labels, int32 [K], of the examples with these numbers."""
-    batches = examples.batches(tf.data.Dataset.from_tensors(tf.constant(indices, tf.int64)), len(indices))
-    images, labels = next(iter(batches))
+    images, labels = next(iter(make_indexed_dataset(examples, indices, global_batch_size=len(indices))))
     return images.numpy(), labels.numpy()
+
+
+@contextlib.contextmanager
+def naming_bad_files(*splits: Examples | None) -> Iterator[None]:
+    """Turns the error of a file that does not decode, which names no file, into an InputError that names it.
+
+    All files of the splits are read again, until the first bad one: about a second for a thousand.
+
+    Args:
+      *splits: what is read in the block; None is passed over.
+    """
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.FailedPreconditionError) as error:
+        for examples in splits:
+            if isinstance(examples, FileExamples) and (path := _first_bad_file(examples)):
+                raise InputError(f"{path!r} cannot be read or does not decode: repair or remove it") from error
+        raise
+
+
+def _first_bad_file(examples: FileExamples) -> str | None:
+    num_good = 0
+    try:
+        for _ in make_evaluation_dataset(examples, global_batch_size=1):
+            num_good += 1
+    except tf.errors.OpError:
+        return examples.paths[num_good]
+    return None
 
 
 def _training_indices(num_examples: int, batch_size: int, *, seed: int, start_step: int) -> tf.data.Dataset:

@@ -72,6 +72,30 @@ def vgg16(
     return tf.keras.Model(images, _softmax_head(x, num_classes), name="vgg16")
 
 
+def split_after_frozen_prefix(model: tf.keras.Model) -> tuple[tf.keras.Model, tf.keras.Model]:
+    """Returns the frozen prefix and the tail of a model, as two models that share its layers.
+
+    Training the tail trains the model: their weights are the same variables.
+
+    Raises:
+      ValueError: no layer with weights is frozen, or the layers after the frozen ones are no chain.
+    """
+    frozen = [i for i, layer in enumerate(model.layers) if layer.weights and not layer.trainable]
+    if not frozen:
+        raise ValueError(f"no layer of {model.name} is frozen: there is no prefix to split off")
+    end = frozen[-1]
+    while not model.layers[end + 1].trainable or not model.layers[end + 1].weights:
+        end += 1  # a pooling after the last frozen convolution belongs to the prefix: it makes the features smaller
+    prefix = tf.keras.Model(model.input, model.layers[end].output, name=f"{model.name}_prefix")
+    x = features = layers.Input(prefix.output_shape[1:], dtype=prefix.compute_dtype, name="features")
+    for layer in model.layers[end + 1 :]:
+        x = layer(x)
+    tail = tf.keras.Model(features, x, name=f"{model.name}_tail")
+    if len(tail.trainable_weights) != len(model.trainable_weights):
+        raise ValueError(f"the layers of {model.name} after {model.layers[end].name} are no chain")
+    return prefix, tail
+
+
 def _scale_for_vgg16(images, input_scaling: str):
     x = layers.Concatenate(name="grey_to_rgb")([images] * 3) if images.shape[-1] == 1 else images
     if input_scaling == "unit":

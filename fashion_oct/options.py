@@ -53,6 +53,10 @@ class Config:
     input_scaling: str = "imagenet"
     head: str = "pooled"
     bad_images: str = "error"
+    cache: str = "none"
+    feature_cache: str = "auto"
+    cache_dir: str | None = None
+    cache_limit_gb: float = 100.0
     num_gpus: int | None = None
     virtual_devices: int | None = None
     per_replica_batch_size: int | None = 512
@@ -109,6 +113,10 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.enum(
         "bad_images", "error", ("error", "skip"), "files that cannot be used: stop before the first step, or go on"
     )
+    add.enum("cache", "none", ("none", "memory", "disk"), "where decoded images are kept, of datasets that are files")
+    add.enum("feature_cache", "auto", ("auto", "on", "off"), "keep the frozen prefix's output; auto: where it pays")
+    add.string("cache_dir", None, "folder of both caches; default: $FASHION_OCT_CACHE or ~/.cache/fashion_oct")
+    add.number("cache_limit_gb", 100.0, "gigabytes that caches may take; the longest unused go first", low=0.0)
     add.integer("num_gpus", None, "GPUs to use, 0 for the CPU; default: every visible GPU, else the CPU", low=0)
     add.integer("virtual_devices", None, "logical CPU devices to mirror over, to try replicas without GPUs", low=1)
     add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)

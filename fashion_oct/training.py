@@ -10,9 +10,22 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 import fashion_oct
-from fashion_oct import datasets, distribution, evaluation, files, input_pipeline, models, reports, schedules
+from fashion_oct import (
+    datasets,
+    distribution,
+    evaluation,
+    feature_cache,
+    files,
+    image_cache,
+    input_pipeline,
+    models,
+    reports,
+    row_cache,
+    schedules,
+)
 from fashion_oct.errors import InputError
 from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory, TimingSummary
@@ -25,7 +38,8 @@ def run(config: Config) -> int:
       The exit status: 0, or 130 after Ctrl-C.
 
     Raises:
-      InputError: a setting that does not fit the data, the devices or the workdir; nothing has been written then.
+      InputError: a setting that does not fit the data, the devices or the workdir, and nothing has been written then;
+        or an image that does not decode, which no header tells: the run folder then ends with the step before it.
     """
     workdir = choose_workdir(config)
     if config.deterministic:
@@ -43,7 +57,8 @@ def run(config: Config) -> int:
     model = build(config, strategy, splits.spec, plan)
     workdir.mkdir(parents=True, exist_ok=True)
     write_settings(workdir, config, plan, splits)
-    time_history, is_finished = fit(model, config, plan, splits, workdir)
+    with input_pipeline.naming_bad_files(splits.train, splits.validation):
+        time_history, is_finished = fit(model, config, plan, splits, workdir)
     timing = time_history.summary()
     files.write_json(workdir / "timing.json", dataclasses.asdict(timing))
     save_model(model, workdir / "model.keras")
@@ -54,7 +69,8 @@ def run(config: Config) -> int:
             file=sys.stderr,
         )
         return 130
-    report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
+    with input_pipeline.naming_bad_files(splits.test):
+        report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
     print(final_lines(plan, timing, report, splits, workdir))
     return 0
 
@@ -120,15 +136,71 @@ def build(
     tf.keras.mixed_precision.set_global_policy(plan.precision)
     with strategy.scope():
         model = build_network(config, spec)
-        model.compile(
-            optimizer=tf.keras.optimizers.Adam(learning_rate(config, plan)),
-            # integer labels: the same loss as categorical cross-entropy of one-hot labels
-            loss=tf.keras.losses.SparseCategoricalCrossentropy(),
-            metrics=["accuracy"],
-            steps_per_execution=config.steps_per_execution,
-            jit_compile=config.jit_compile,
-        )
+        compile_model(model, config, plan)
     return model
+
+
+def compile_model(model: tf.keras.Model, config: Config, plan: Plan) -> None:
+    """Compiles a model for training; to be called inside the strategy's scope."""
+    model.compile(
+        optimizer=tf.keras.optimizers.Adam(learning_rate(config, plan)),
+        # integer labels: the same loss as categorical cross-entropy of one-hot labels
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(),
+        metrics=["accuracy"],
+        steps_per_execution=config.steps_per_execution,
+        jit_compile=config.jit_compile,
+    )
+
+
+def use_caches(
+    model: tf.keras.Model,
+    config: Config,
+    strategy: tf.distribute.Strategy,
+    plan: Plan,
+    splits: datasets.Splits,
+) -> tuple[tf.keras.Model, input_pipeline.Examples, input_pipeline.Examples | None]:
+    """Returns what is to be trained, and on what: the model on images, or its tail on cached features.
+
+    A cache that cannot be written is no reason to stop: training goes on without it.
+    """
+    folder = pathlib.Path(config.cache_dir) if config.cache_dir else row_cache.default_folder()
+    used = [splits.train] if splits.validation is None else [splits.train, splits.validation]
+    try:
+        if config.cache != "none" and isinstance(splits.train, input_pipeline.FileExamples):
+            used = [image_cache.cached_images(examples, where=config.cache, folder=folder) for examples in used]
+        if wants_feature_cache(model, config, plan, used, folder):
+            with strategy.scope():
+                prefix, tail = models.split_after_frozen_prefix(model)
+                compile_model(tail, config, plan)
+            used = [
+                feature_cache.cached_features(prefix, examples, folder=folder, batch=plan.batch) for examples in used
+            ]
+            model = tail
+    except OSError as error:
+        logging.warning("training goes on without a cache in %s: %s", folder, error)
+    row_cache.evict(folder, limit_bytes=int(config.cache_limit_gb * 1e9))
+    return model, used[0], used[1] if len(used) > 1 else None
+
+
+def wants_feature_cache(model: tf.keras.Model, config: Config, plan: Plan, used: list, folder: pathlib.Path) -> bool:
+    """Says whether the frozen prefix should run once: "auto" where there are epochs to save, or a cache to use.
+
+    Raises:
+      InputError: it was asked for, but there is no frozen prefix, or its input changes with augmentation.
+    """
+    has_prefix = len(model.trainable_weights) < len(model.weights)
+    if config.feature_cache == "on" and not has_prefix:
+        raise InputError(
+            f"--feature_cache=on, but --model={config.model} has no frozen prefix: give --feature_cache=off"
+        )
+    if config.feature_cache == "on" and config.augment:
+        raise InputError("--feature_cache=on and --augment were both given: augmented images have no fixed features")
+    if config.feature_cache == "off" or not has_prefix or config.augment:
+        return False
+    if config.feature_cache == "on" or plan.num_steps > plan.steps_per_epoch:
+        return True
+    prefix, _ = models.split_after_frozen_prefix(model)
+    return all(feature_cache.is_complete(prefix, examples, folder=folder) for examples in used)
 
 
 def build_network(config: Config, spec: input_pipeline.DataSpec) -> tf.keras.Model:
@@ -160,7 +232,13 @@ def learning_rate(config: Config, plan: Plan):
 
 
 def fit(
-    model: tf.keras.Model, config: Config, plan: Plan, splits: datasets.Splits, workdir: pathlib.Path
+    model: tf.keras.Model,
+    config: Config,
+    plan: Plan,
+    *,
+    train: input_pipeline.Examples,
+    validation: input_pipeline.Examples | None,
+    workdir: pathlib.Path,
 ) -> tuple[TimeHistory, bool]:
     """Trains the model; Ctrl-C stops it.
 
@@ -168,26 +246,26 @@ def fit(
       The callback that timed it, and whether all steps were done.
     """
     batch_size = plan.batch.global_batch_size
-    train = input_pipeline.make_training_dataset(
-        splits.train,
+    batches = input_pipeline.make_training_dataset(
+        train,
         global_batch_size=batch_size,
         seed=config.seed,
         num_steps=plan.epochs * plan.steps_per_epoch,
         augment=config.augment,
     )
-    validation = None
-    if splits.validation is not None:
-        validation = input_pipeline.make_evaluation_dataset(
-            splits.validation, global_batch_size=plan.batch.for_evaluation(len(splits.validation))
+    validation_batches = None
+    if validation is not None:
+        validation_batches = input_pipeline.make_evaluation_dataset(
+            validation, global_batch_size=plan.batch.for_evaluation(len(validation))
         )
     time_history = TimeHistory(batch_size, num_discarded_steps=config.num_discarded_steps, log_throughput=True)
     callbacks = [time_history, StopAtStep(plan.num_steps), HistoryFile(workdir / "history.csv")]
     with time_history, contextlib.suppress(KeyboardInterrupt):
         model.fit(
-            train,
+            batches,
             epochs=plan.epochs,
             steps_per_epoch=plan.steps_per_epoch,
-            validation_data=validation,
+            validation_data=validation_batches,
             callbacks=callbacks,
             shuffle=False,  # the dataset is shuffled already; Keras 3 would warn
             verbose=1 if sys.stdout.isatty() else 2,  # no terminal: one line an epoch

@@ -10,14 +10,21 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "fashion_oct"
 LAYERS = [
     {"errors", "files", "network"},
-    {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports"},
-    {"models", "input_pipeline", "datasets"},
+    {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports", "row_cache"},
+    {"models", "input_pipeline", "datasets", "image_cache", "feature_cache", "saliency"},
     {"evaluation", "prediction", "training"},
     {"train", "evaluate", "predict", "prepare"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 # imports within a layer, each for a reason
-SIDEWAYS = {("datasets", "input_pipeline"), ("training", "evaluation"), ("prediction", "evaluation")}
+SIDEWAYS = {
+    ("datasets", "input_pipeline"),
+    ("image_cache", "input_pipeline"),
+    ("feature_cache", "input_pipeline"),
+    ("feature_cache", "image_cache"),
+    ("training", "evaluation"),
+    ("prediction", "evaluation"),
+}
 
 
 def imports_of(path):
