@@ -58,7 +58,8 @@ def run(config: Config) -> int:
     workdir.mkdir(parents=True, exist_ok=True)
     write_settings(workdir, config, plan, splits)
     with input_pipeline.naming_bad_files(splits.train, splits.validation):
-        time_history, is_finished = fit(model, config, plan, splits, workdir)
+        trained, train, validation = use_caches(model, config, strategy, plan, splits)
+        time_history, is_finished = fit(trained, config, plan, train=train, validation=validation, workdir=workdir)
     timing = time_history.summary()
     files.write_json(workdir / "timing.json", dataclasses.asdict(timing))
     save_model(model, workdir / "model.keras")
@@ -183,18 +184,8 @@ def use_caches(
 
 
 def wants_feature_cache(model: tf.keras.Model, config: Config, plan: Plan, used: list, folder: pathlib.Path) -> bool:
-    """Says whether the frozen prefix should run once: "auto" where there are epochs to save, or a cache to use.
-
-    Raises:
-      InputError: it was asked for, but there is no frozen prefix, or its input changes with augmentation.
-    """
+    """Says whether the frozen prefix should run once: "auto" where there are epochs to save, or a cache to use."""
     has_prefix = len(model.trainable_weights) < len(model.weights)
-    if config.feature_cache == "on" and not has_prefix:
-        raise InputError(
-            f"--feature_cache=on, but --model={config.model} has no frozen prefix: give --feature_cache=off"
-        )
-    if config.feature_cache == "on" and config.augment:
-        raise InputError("--feature_cache=on and --augment were both given: augmented images have no fixed features")
     if config.feature_cache == "off" or not has_prefix or config.augment:
         return False
     if config.feature_cache == "on" or plan.num_steps > plan.steps_per_epoch:
