@@ -42,6 +42,11 @@ def make_strategy(num_gpus: int | None = None, virtual_devices: int | None = Non
     return tf.distribute.MirroredStrategy(devices)
 
 
+def num_visible_gpus() -> int:
+    """Returns how many GPUs TensorFlow sees."""
+    return len(tf.config.list_physical_devices("GPU"))
+
+
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Says whether this process writes the run folder: the chief of several hosts, or the only process."""
     return strategy.extended.should_checkpoint

@@ -5,7 +5,7 @@ python -m fashion_oct.evaluate --workdir=RUN
 
 from absl import flags
 
-from fashion_oct import options
+from fashion_oct import options, quiet
 
 
 def define_flags(flag_values: flags.FlagValues) -> None:
@@ -18,6 +18,7 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     """Evaluates with the given flags."""
     options.refuse_arguments(arguments)
     workdir = options.require(flag_values, "workdir")
+    quiet.import_tensorflow()
     from fashion_oct import evaluation
 
     print(evaluation.evaluate_run(workdir, data_dir=flag_values["data_dir"].value))

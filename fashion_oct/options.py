@@ -4,7 +4,6 @@ Imports no TensorFlow: `--help` and every flag error answer at once.
 """
 
 import dataclasses
-import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -200,7 +199,6 @@ def run_command(
             sys.exit(0)
         logging.use_absl_handler()
         logging.set_verbosity(flag_values["verbosity"].value)
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # keeps TensorFlow's errors, not its start-up notes
         status = run(flag_values, arguments)
     except (flags.Error, InputError) as error:
         _exit_with(f"{error}", status=2)

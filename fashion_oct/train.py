@@ -9,14 +9,15 @@ Its last lines give the total time, the throughput, and the test loss and accura
 
 from absl import flags
 
-from fashion_oct import options
+from fashion_oct import options, quiet
 
 
 def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     """Trains with the given flags."""
     options.refuse_arguments(arguments)
     config = options.config_from_flags(flag_values)
-    from fashion_oct import training  # imports TensorFlow, after the flags were found good
+    quiet.import_tensorflow()
+    from fashion_oct import training
 
     return training.run(config)
 

@@ -90,7 +90,7 @@ def test_run_command_answers_ctrl_c_with_130(capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "prepare"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "prepare", "benchmark"])
 def test_help_answers_without_tensorflow(command):
     code = (
         "import sys, fashion_oct\n"

@@ -1,0 +1,73 @@
+"""Measures training throughput and total time against the number of replicas, and says what limits them.
+
+  python -m fashion_oct.benchmark --replicas=1,2
+  python -m fashion_oct.benchmark --replicas=1 --baseline=article     beside the tutorial's own loop
+
+Takes the flags of train, too. Without GPUs the replicas are logical CPU devices. Writes scaling.json, scaling.csv and
+scaling.png; expect about a minute a number of replicas for the ConvNet on two cores.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from fashion_oct import options, quiet
+from fashion_oct.errors import InputError
+
+
+def define_flags(flag_values: flags.FlagValues) -> None:
+    """Defines the flags of this command, after those of train."""
+    options.define_train_flags(flag_values)
+    where = {"flag_values": flag_values}
+    flags.DEFINE_list("replicas", ["1", "2"], "numbers of replicas to measure", **where)
+    flags.DEFINE_enum("scaling", "weak", ["weak", "strong"], "keep the per-replica (weak) or global batch", **where)
+    flags.DEFINE_integer("timed_steps", 60, "steps of a repeat", lower_bound=5, **where)
+    flags.DEFINE_integer("repeats", 5, "repeats of each kind of run", lower_bound=1, **where)
+    flags.DEFINE_enum("baseline", "none", ["none", "article"], "measure the tutorial's own loop as well", **where)
+    flags.DEFINE_string("out", "runs/benchmark", "folder to write", **where)
+    flags.DEFINE_integer("point", None, "internal: measure this number of replicas in this process", **where)
+
+
+def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
+    """Measures every number of replicas, or as a point's process one."""
+    options.refuse_arguments(arguments)
+    config = options.config_from_flags(flag_values)
+    values = {name: flag_values[name].value for name in flag_values}
+    if values["baseline"] == "article" and config.dataset != "fashion_mnist":
+        raise InputError(f"--baseline=article is for --dataset=fashion_mnist, not {config.dataset}: leave one out")
+    if values["scaling"] == "weak" and config.global_batch_size is not None:
+        raise InputError("--global_batch_size is for --scaling=strong: give --per_replica_batch_size, or that")
+    replicas = parse_replicas(values["replicas"])
+    quiet.import_tensorflow()
+    from fashion_oct import benchmarking
+
+    if values["point"]:
+        config = benchmarking.point_config(config, values["point"], is_strong=values["scaling"] == "strong")
+        has_article = values["baseline"] == "article"
+        point = benchmarking.measure_point(
+            config, num_steps=values["timed_steps"], num_repeats=values["repeats"], has_article=has_article
+        )
+        print(benchmarking.POINT_MARK + json.dumps(point))
+        return 0
+    command = [sys.executable, "-m", "fashion_oct.benchmark", *sys.argv[1:]]
+    points, failures = benchmarking.run_points({n: [*command, f"--point={n}"] for n in replicas})
+    print(benchmarking.report(pathlib.Path(values["out"]), points, failures))
+    return 1 if failures else 0
+
+
+def parse_replicas(texts: list[str]) -> list[int]:
+    """Returns the numbers of replicas, ascending, each once."""
+    if not texts or not all(text.strip().isdigit() and int(text) for text in texts):
+        raise InputError(f"--replicas={','.join(texts)}: give whole numbers above 0, for example --replicas=1,2,4")
+    return sorted({int(text) for text in texts})
+
+
+def main() -> None:
+    """The entry point."""
+    options.run_command(run, define_flags, usage=__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Measures throughput against the number of replicas, with two control runs that say what limits it."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from fashion_oct import datasets, distribution, files, input_pipeline, reports, training
+from fashion_oct.options import Config
+from fashion_oct.timing import TimeHistory
+
+INPUT_BOUND_BELOW = 0.97  # share of the resident batch's throughput that a pipeline should reach
+POINT_MARK = "benchmark point: "  # what the line starts with that a point's process answers with
+
+
+def point_config(config: Config, num_replicas: int, *, is_strong: bool) -> Config:
+    """Returns the settings of one point: GPUs where there are any, else logical CPU devices.
+
+    Weak scaling keeps the per-replica batch; strong scaling keeps the global batch, that of one replica.
+    """
+    has_gpus = distribution.num_visible_gpus() > 0
+    return dataclasses.replace(
+        config,
+        num_gpus=num_replicas if has_gpus else None,
+        virtual_devices=None if has_gpus else num_replicas,
+        per_replica_batch_size=None if is_strong else config.per_replica_batch_size,
+        global_batch_size=(config.global_batch_size or config.per_replica_batch_size) if is_strong else None,
+    )
+
+
+def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_article: bool) -> dict:
+    """Measures one number of replicas, in this process.
+
+    Every repeat times `num_steps` steps of each kind in turn, so that a machine that slows down slows all alike:
+      real       `fit` on the training pipeline
+      resident   `fit` on one batch, repeated: the model alone
+      pipeline   the training pipeline read without a model
+      article    the tutorial's own pipeline and loop, where asked for
+
+    Returns:
+      num_replicas, batch sizes, epoch_steps, and for each kind the images/second of the repeats; for "real" also the
+      step-time percentiles of the median repeat.
+    """
+    tf.keras.utils.set_random_seed(config.seed)
+    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
+    splits = datasets.load(config.dataset, data_dir=config.data_dir, bad_images=config.bad_images)
+    plan = training.make_plan(config, strategy, num_train=len(splits.train))
+    model = training.build(config, strategy, splits.spec, plan)
+    size = plan.batch.global_batch_size
+    real = input_pipeline.make_training_dataset(
+        splits.train, global_batch_size=size, seed=config.seed, num_steps=sys.maxsize, augment=config.augment
+    )
+    resident = tf.data.Dataset.from_tensors(next(iter(real))).repeat()
+    kinds: dict[str, Callable[[], dict]] = {
+        "real": lambda: _time_fit(model, real, size, num_steps),
+        "resident": lambda: _time_fit(model, resident, size, num_steps),
+        "pipeline": lambda: _time_pipeline(strategy, real, size, num_steps),
+    }
+    if has_article:
+        article, article_batches = _article(splits, strategy, size)
+        kinds["article"] = lambda: _time_fit(article, article_batches, size, num_steps)
+    for measure in kinds.values():
+        measure()  # traces, fills caches; not counted
+    repeats = [{kind: measure() for kind, measure in kinds.items()} for _ in range(num_repeats)]
+    throughputs = {kind: [repeat[kind]["images_per_second"] for repeat in repeats] for kind in kinds}
+    median = sorted(repeats, key=lambda repeat: repeat["real"]["images_per_second"])[num_repeats // 2]
+    return {
+        **dataclasses.asdict(plan.batch),
+        "devices": plan.devices,
+        "precision": plan.precision,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "images_per_second_of_repeats": throughputs,
+        "step_seconds": median["real"]["step_seconds"],
+    }
+
+
+def _time_fit(model: tf.keras.Model, batches: tf.data.Dataset, size: int, num_steps: int) -> dict:
+    history = TimeHistory(size, num_discarded_steps=max(2, num_steps // 10))
+    model.fit(batches, epochs=1, steps_per_epoch=num_steps, callbacks=[history], verbose=0, shuffle=False)
+    return dataclasses.asdict(history.summary())
+
+
+def _time_pipeline(strategy: tf.distribute.Strategy, batches: tf.data.Dataset, size: int, num_steps: int) -> dict:
+    iterator = iter(strategy.experimental_distribute_dataset(batches))
+    next(iterator)
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        next(iterator)
+    return {"images_per_second": num_steps * size / (time.perf_counter() - start)}
+
+
+def _article(splits: datasets.Splits, strategy: tf.distribute.Strategy, size: int):
+    """Returns the tutorial's model and input function in current Keras: float32 images, one-hot labels, on the host."""
+    layers = tf.keras.layers
+    images = splits.train.images.astype(np.float32) / 255
+    labels = tf.keras.utils.to_categorical(splits.train.labels, splits.spec.num_classes)
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
+    batches = batches.batch(size).prefetch(tf.data.AUTOTUNE)
+    policy = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy("float32")
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [
+                layers.Input(splits.spec.image_shape),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.MaxPooling2D(2),
+                layers.Conv2D(64, 3, activation="relu"),
+                layers.MaxPooling2D(2),
+                layers.Conv2D(64, 3, activation="relu"),
+                layers.Flatten(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(splits.spec.num_classes, activation="softmax"),
+            ]
+        )
+        model.compile(tf.keras.optimizers.Adam(1e-3), "categorical_crossentropy", metrics=["accuracy"])
+    tf.keras.mixed_precision.set_global_policy(policy)
+    return model, batches
+
+
+def run_points(commands: dict[int, list[str]]) -> tuple[list[dict], dict[int, str]]:
+    """Measures each number of replicas in a fresh process: devices are fixed once TensorFlow has started.
+
+    Args:
+      commands: the command line of each number of replicas.
+
+    Returns:
+      The points that could be measured, and the reason of each that could not.
+    """
+    points, failures = [], {}
+    for num_replicas, command in commands.items():
+        print(f"measuring {num_replicas} replica{'s' if num_replicas > 1 else ''} ...", flush=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        answers = [line for line in done.stdout.splitlines() if line.startswith(POINT_MARK)]
+        if done.returncode or not answers:
+            failures[num_replicas] = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            print(f"{num_replicas} replicas failed: {failures[num_replicas]}", file=sys.stderr)
+        else:
+            points.append(json.loads(answers[-1].removeprefix(POINT_MARK)))
+    return points, failures
+
+
+def summarise(points: list[dict]) -> list[dict]:
+    """Returns for each point medians, a 95% interval over the repeats, speed-up S(n), efficiency E(n), control runs."""
+    rows = []
+    for point in points:
+        throughputs = point["images_per_second_of_repeats"]
+        medians = {kind: float(np.median(values)) for kind, values in throughputs.items()}
+        if not rows:  # S(n) is against one replica, or what the smallest point says of one
+            of_one = medians["real"] / point["num_replicas"]
+        speed_up = medians["real"] / of_one
+        rows.append(
+            {
+                "num_replicas": point["num_replicas"],
+                "per_replica_batch_size": point["per_replica_batch_size"],
+                "global_batch_size": point["global_batch_size"],
+                "precision": point["precision"],
+                "images_per_second": medians["real"],
+                "images_per_second_ci95": reports.median_interval(throughputs["real"]),
+                "speed_up": speed_up,
+                "efficiency": speed_up / point["num_replicas"],
+                "epoch_seconds": point["steps_per_epoch"] * point["global_batch_size"] / medians["real"],
+                # ratios of the same repeat: what slows the machine for a while slows both
+                "of_resident": _median_ratio(throughputs["real"], throughputs["resident"]),
+                "pipeline_images_per_second": medians["pipeline"],
+                "resident_images_per_second": medians["resident"],
+                "of_article": _median_ratio(throughputs["real"], throughputs.get("article")),
+                "step_seconds": point["step_seconds"],
+            }
+        )
+    return rows
+
+
+def _median_ratio(values: list[float], others: list[float] | None) -> float | None:
+    return float(np.median(np.divide(values, others))) if others else None
+
+
+def verdict(row: dict) -> str:
+    """Says in plain words what limits a point, by how much, and what to change."""
+    share = row["of_resident"]
+    spare = row["pipeline_images_per_second"] / row["resident_images_per_second"]
+    where = f"{row['num_replicas']} replica{'s' if row['num_replicas'] > 1 else ''}"
+    if share < INPUT_BOUND_BELOW:
+        return (
+            f"{where}: input-bound, training reaches {share:.1%} of what the model alone does (the pipeline alone: "
+            f"{spare:.1f} times the model). Try --cache=memory or disk, prepare --shards, or a larger batch"
+        )
+    return (
+        f"{where}: compute-bound, training reaches {share:.1%} of what the model alone does (the pipeline alone: "
+        f"{spare:.1f} times the model). Try --precision=auto, more devices, or for vgg16 --feature_cache=on"
+    )
+
+
+def report(folder: pathlib.Path, points: list[dict], failures: dict[int, str]) -> str:
+    """Writes scaling.json, scaling.csv and scaling.png, and returns the table and the verdicts in words."""
+    rows = summarise(points)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / "scaling.json", {"points": rows, "measured": points, "failed": failures})
+    if not rows:
+        return f"no number of replicas could be measured; the reasons are in {folder / 'scaling.json'}"
+    reports.write_csv(folder / "scaling.csv", [{k: v for k, v in row.items() if k != "step_seconds"} for row in rows])
+    if reports.has_matplotlib():
+        reports.plot_scaling(folder / "scaling.png", rows)
+    lines = ["replicas  global batch  precision       images/s  (95% interval)     speed-up  efficiency  of article"]
+    for row in rows:
+        low, high = row["images_per_second_ci95"]
+        article = "-" if row["of_article"] is None else f"{row['of_article']:.2f}"
+        lines.append(
+            f"{row['num_replicas']:8}  {row['global_batch_size']:12}  {row['precision']:14}  "
+            f"{row['images_per_second']:8,.0f}  {f'({low:,.0f} to {high:,.0f})':17}  {row['speed_up']:8.2f}  "
+            f"{row['efficiency']:10.1%}  {article:>10}"
+        )
+    return "\n".join([*lines, *(verdict(row) for row in rows), f"written: {folder}"])

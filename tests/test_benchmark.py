@@ -1,0 +1,93 @@
+"""The benchmark: arithmetic by hand, one real point on the bundled sample."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from fashion_oct import benchmark, benchmarking, options
+from fashion_oct.errors import InputError
+
+SAMPLE = pathlib.Path(benchmark.__file__).parent / "data"
+
+
+def point(num_replicas, real, resident=(200, 200, 200), article=None):
+    throughputs = {"real": list(real), "resident": list(resident), "pipeline": [1000, 1000, 1000]}
+    if article:
+        throughputs["article"] = list(article)
+    return {
+        "num_replicas": num_replicas,
+        "per_replica_batch_size": 10,
+        "global_batch_size": 10 * num_replicas,
+        "precision": "float32",
+        "steps_per_epoch": 6,
+        "images_per_second_of_repeats": throughputs,
+        "step_seconds": None,
+    }
+
+
+def test_summarise_gives_speed_up_and_efficiency():
+    rows = benchmarking.summarise([point(1, (90, 100, 120)), point(4, (250, 300, 310))])
+    assert [row["images_per_second"] for row in rows] == [100, 300]  # medians
+    assert [row["speed_up"] for row in rows] == [1, 3]
+    assert [row["efficiency"] for row in rows] == [1, 0.75]
+    # 6 steps x 10 images at 100 images/s; 6 steps x 40 images at 300 images/s
+    assert [row["epoch_seconds"] for row in rows] == pytest.approx([0.6, 0.8])
+    low, high = rows[0]["images_per_second_ci95"]
+    assert 90 <= low <= 100 <= high <= 120
+
+
+def test_summarise_compares_within_a_repeat():
+    # the machine halves its speed in the second repeat: the ratio to the resident batch does not change
+    rows = benchmarking.summarise([point(1, (98, 49, 98), resident=(100, 50, 100), article=(49, 24.5, 49))])
+    assert rows[0]["of_resident"] == pytest.approx(0.98)
+    assert rows[0]["of_article"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("real", "expected"), [((196, 196, 196), "compute-bound"), ((150, 150, 150), "input-bound")])
+def test_verdict_says_what_limits(real, expected):
+    (row,) = benchmarking.summarise([point(1, real)])
+    words = benchmarking.verdict(row)
+    assert expected in words
+    assert f"{real[0] / 200:.1%}" in words
+
+
+def test_point_config_keeps_the_per_replica_batch_in_weak_scaling():
+    weak = benchmarking.point_config(options.Config(per_replica_batch_size=32), 4, is_strong=False)
+    assert (weak.per_replica_batch_size, weak.global_batch_size) == (32, None)
+    strong = benchmarking.point_config(options.Config(per_replica_batch_size=32), 4, is_strong=True)
+    assert (strong.per_replica_batch_size, strong.global_batch_size) == (None, 32)
+
+
+@pytest.mark.parametrize("texts", [["0"], ["two"], [""], [], ["-1"], ["1.5"]])
+def test_parse_replicas_refuses_what_is_no_number_of_replicas(texts):
+    with pytest.raises(InputError, match="--replicas=1,2,4"):
+        benchmark.parse_replicas(texts)
+
+
+def test_run_points_reports_a_failure_and_goes_on(capsys):
+    good = [sys.executable, "-c", f"print('{benchmarking.POINT_MARK}' + '{{\"num_replicas\": 1}}')"]
+    bad = [sys.executable, "-c", "raise SystemExit('out of memory')"]
+    points, failures = benchmarking.run_points({2: bad, 1: good})
+    assert points == [{"num_replicas": 1}]
+    assert failures == {2: "out of memory"}
+    assert "out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_benchmark_measures_replicas_beside_the_tutorial(tmp_path):
+    command = [
+        sys.executable, "-m", "fashion_oct.benchmark", "--replicas=1,2", f"--data_dir={SAMPLE}", f"--out={tmp_path}",
+        "--timed_steps=8", "--repeats=2", "--per_replica_batch_size=64", "--baseline=article",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    scaling = json.loads((tmp_path / "scaling.json").read_text())
+    assert [row["num_replicas"] for row in scaling["points"]] == [1, 2]
+    assert [row["global_batch_size"] for row in scaling["points"]] == [64, 128]
+    assert all(len(values) == 2 for values in scaling["measured"][0]["images_per_second_of_repeats"].values())
+    assert set(scaling["measured"][0]["images_per_second_of_repeats"]) == {"real", "resident", "pipeline", "article"}
+    assert scaling["failed"] == {}
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    assert "bound" in done.stdout
