@@ -4,14 +4,19 @@ To add a dataset: one function here that returns `Splits`, and its name in `opti
 """
 
 import dataclasses
+import hashlib
+import json
 import os
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from fashion_oct import fashion_mnist, oct_folder
 from fashion_oct.errors import InputError
-from fashion_oct.input_pipeline import ArrayExamples, DataSpec, Examples, FileExamples
+from fashion_oct.input_pipeline import ArrayExamples, DataSpec, Examples, FileExamples, decode_image
 
 _HOLD_OUT_SEED = 2018  # the held-out part is the same for every --seed, so that seeds can be compared
 
@@ -72,7 +77,7 @@ def load(
 
     Args:
       name: one of `options.DATASETS`.
-      data_dir: its folder; None looks in the usual places.
+      data_dir: its folder, for oct2017 also one that `prepare --shards` wrote; None looks in the usual places.
       validation_fraction: the share of the training split to hold out.
       bad_images: "error" or "skip": what to do with files that cannot be used, of datasets that are files.
       image_size: pixels a side, of datasets whose images differ in size.
@@ -106,8 +111,8 @@ def _load_fashion_mnist(data_dir: str | None, validation_fraction: float) -> Spl
 def _load_oct2017(data_dir: str | None, validation_fraction: float, bad_images: str, image_size: int) -> Splits:
     if data_dir is None:
         raise InputError(f"--data_dir is missing, the folder of OCT2017. {oct_folder.WAYS_TO_GET_THE_DATA}")
-    train = oct_folder.list_split(data_dir, "train")
-    test = oct_folder.list_split(data_dir, "test", class_names=train.class_names)
+    train, train_examples = _list_oct2017(data_dir, "train")
+    test, test_examples = _list_oct2017(data_dir, "test", class_names=train.class_names)
     if bad_images == "error":
         oct_folder.refuse_bad(train)
         oct_folder.refuse_bad(test)
@@ -117,22 +122,121 @@ def _load_oct2017(data_dir: str | None, validation_fraction: float, bad_images: 
             train.patients, train.labels, fraction=validation_fraction, seed=_HOLD_OUT_SEED
         )
     image_shape = (image_size, image_size, 1)
-
-    def examples(split, chosen):
-        return FileExamples([split.paths[i] for i in np.flatnonzero(chosen)], split.labels[chosen], image_shape)
-
     return Splits(
         spec=DataSpec(image_shape=image_shape, class_names=train.class_names),
-        train=examples(train, ~is_held_out),
-        validation=examples(train, is_held_out) if is_held_out.any() else None,
-        test=examples(test, np.ones(len(test.paths), bool)),
-        source=f"OCT2017 folder {data_dir}",
+        train=train_examples(np.flatnonzero(~is_held_out), image_shape),
+        validation=train_examples(np.flatnonzero(is_held_out), image_shape) if is_held_out.any() else None,
+        test=test_examples(np.arange(len(test.paths)), image_shape),
+        source=f"OCT2017 {'shards' if _find_prepared(data_dir) else 'folder'} {data_dir}",
         urgent_classes=tuple(name for name in ("CNV", "DME") if name in train.class_names),
         test_files=[os.path.basename(path) for path in test.paths],
         test_patients=test.patients,
         test_is_leaked=oct_folder.leakage(train, test),
         bad=(*train.bad, *test.bad),
     )
+
+
+def _list_oct2017(
+    data_dir: str, name: str, *, class_names: Sequence[str] | None = None
+) -> tuple[oct_folder.Split, Callable[[np.ndarray, tuple[int, int, int]], Examples]]:
+    """Lists a split and gives what makes examples of some of its images, from their numbers and the image shape."""
+    folder = _find_prepared(data_dir)
+    if folder is None:
+        split = oct_folder.list_split(data_dir, name, class_names=class_names)
+    else:
+        split, source, records = _open_prepared(folder, name)
+
+    def examples(chosen, image_shape):
+        arguments = [split.paths[i] for i in chosen], split.labels[chosen], image_shape
+        if folder is None:
+            return FileExamples(*arguments)
+        return RecordExamples(*arguments, source=source, records=records[chosen])
+
+    return split, examples
+
+
+def _open_prepared(folder: str, name: str) -> tuple[oct_folder.Split, Sequence[bytes], np.ndarray]:
+    """Returns a split of a prepared dataset, the source of its records, and the position of each image in that."""
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder_from_directory(folder)
+        columns = builder.info.metadata[name]
+        split = oct_folder.Split(
+            paths=[os.path.join(folder, name, file_name) for file_name in columns["file_name"]],  # for messages
+            labels=np.array(columns["label"], np.int32),
+            patients=columns["patient"],
+            class_names=tuple(builder.info.features["label"].names),
+            bad=[tuple(pair) for pair in columns["bad"]],
+            stray=[],
+        )
+        raw = tfds.decode.DeserializeMethod.RAW_BYTES
+        source = builder.as_data_source(name, deserialize_method=raw, file_format="array_record")
+        return split, source, np.array(columns["record"])
+    except Exception as error:  # TensorFlow Datasets raises many kinds
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # in one line
+        raise InputError(
+            f"{folder} cannot be read as a prepared oct2017 ({reason}); build it with "
+            "`prepare --shards`, or `tfds build --file_format=array_record`"
+        ) from error
+
+
+def _find_prepared(data_dir: str) -> str | None:
+    """Finds the version folder of a prepared oct2017: `data_dir`, or the newest one in it or in its folder oct2017."""
+    for version in ("", "[0-9]*/", "oct2017/[0-9]*/"):
+        if found := sorted(pathlib.Path(data_dir).glob(f"{version}dataset_info.json")):
+            return os.path.abspath(found[-1].parent)
+    return None
+
+
+class RecordExamples(FileExamples):
+    """Files that lie in the records of a prepared dataset, read in any order.
+
+    Args:
+      paths: N names, for messages: the folder of the prepared dataset, the split and the file.
+      labels: integers [N], from 0.
+      image_shape: (height, width, channels) to decode and resize to.
+      source: gives the serialized tf.train.Examples at a list of positions as `source.__getitems__(positions)`.
+      records: integers [N], the position of each example.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        labels: np.ndarray,
+        image_shape: tuple[int, int, int],
+        *,
+        source: Any,
+        records: np.ndarray,
+    ):
+        super().__init__(paths, labels, image_shape)
+        self.source, self.records = source, records
+
+    @property
+    def identity(self) -> str:
+        """A hash that tells these images, in this order, from all others (for `image_cache`)."""
+        status = os.stat(pathlib.Path(self.paths[0]).parents[1] / "metadata.json")  # each build writes it anew
+        entry = [status.st_size, status.st_mtime_ns, self.image_shape, self.paths]
+        return hashlib.sha256(json.dumps(entry).encode()).hexdigest()
+
+    def batches(self, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+        """See `Examples`."""
+        with tf.device("CPU:0"):
+            labels = tf.constant(self.labels)
+
+        def read(index):
+            return np.array(self.source.__getitems__(self.records[index].tolist()), object)
+
+        def load(index):  # Python once a batch; the rest of the pipeline runs in TensorFlow
+            records = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), [None])
+            features = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})
+            return features["image"], tf.gather(labels, index)
+
+        def decode(contents, label):
+            return decode_image(contents, self.image_shape), label
+
+        encoded = indices.map(load, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+        return encoded.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
 
 
 def stratified_hold_out(labels: np.ndarray, fraction: float) -> np.ndarray:

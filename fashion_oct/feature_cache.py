@@ -30,40 +30,33 @@ def cached_features(
     Raises:
       OSError: the cache cannot be written, or the disk has no room.
     """
-    cache, dtype = _open(prefix, examples, folder)
+    name, dtype = _name(prefix, examples), _dtype(prefix)
+    stored = np.uint16 if dtype.size == 2 else dtype.as_numpy_dtype  # NumPy has no bfloat16 of its own
+    cache = row_cache.RowCache(folder / name, len(examples), prefix.output_shape[1:], stored)
     if len(cache.missing):
         with cache.filling():
             _fill(cache, prefix, examples, batch)
-    return CachedExamples(cache.rows, examples.labels, dtype)
+    return CachedExamples(cache.rows, examples.labels, dtype, identity=name, cache=cache)
 
 
 def is_complete(prefix: tf.keras.Model, examples: Examples, *, folder: pathlib.Path) -> bool:
     """Says whether there is a cache with every row of these examples; makes none."""
-    if not (folder / _name(prefix, examples)).is_dir():
-        return False
-    cache, _ = _open(prefix, examples, folder)
-    is_full = not len(cache.missing)
-    cache.close()
-    return is_full
-
-
-def bytes_per_image(prefix: tf.keras.Model) -> int:
-    """Returns the size of a row: 14 x 14 x 512 x 2 = 200,704 bytes for VGG16 in 16 bits."""
-    return int(np.prod(prefix.output_shape[1:])) * tf.as_dtype(prefix.compute_dtype).size
-
-
-def _open(prefix: tf.keras.Model, examples: Examples, folder: pathlib.Path) -> tuple[row_cache.RowCache, tf.DType]:
-    dtype = tf.as_dtype(prefix.compute_dtype)
-    stored = np.dtype(np.uint16) if dtype.size == 2 else dtype.as_numpy_dtype  # NumPy has no bfloat16 of its own
-    shape = tuple(prefix.output_shape[1:])
-    return row_cache.RowCache(folder / _name(prefix, examples), len(examples), shape, stored), dtype
+    return row_cache.is_complete(folder / _name(prefix, examples), len(examples))
 
 
 def _name(prefix: tf.keras.Model, examples: Examples) -> str:
-    digest = hashlib.sha256(json.dumps([layer.name for layer in prefix.layers]).encode())
+    """Returns the cache's name: of the images, and of the prefix's layers, weights and precision."""
+    digest = hashlib.sha256()
+    for layer in prefix.layers:
+        settings = {key: value for key, value in layer.get_config().items() if key not in ("name", "trainable")}
+        digest.update(json.dumps([type(layer).__name__, settings], sort_keys=True, default=str).encode())
     for weights in prefix.get_weights():
         digest.update(np.ascontiguousarray(weights))
-    return f"features-{identity(examples)[:32]}-{digest.hexdigest()[:32]}-{prefix.compute_dtype}"
+    return f"features-{identity(examples)[:32]}-{digest.hexdigest()[:32]}-{_dtype(prefix).name}"
+
+
+def _dtype(prefix: tf.keras.Model) -> tf.DType:
+    return tf.as_dtype(prefix.output.dtype)
 
 
 def _fill(
@@ -74,7 +67,9 @@ def _fill(
     with bar:
         while len(cache.missing):
             indices = cache.missing[:size]
-            images = make_indexed_dataset(examples, indices, global_batch_size=batch.for_evaluation(len(indices)))
-            features = prefix.predict(images.map(lambda images, labels: images), verbose=0)
+            shown = np.resize(indices, max(len(indices), batch.num_replicas))  # each replica needs an image
+            batch_size = batch.for_evaluation(len(shown))
+            images = make_indexed_dataset(examples, shown, global_batch_size=batch_size)
+            features = prefix.predict(images.map(lambda images, labels: images), verbose=0)[: len(indices)]
             cache.write(indices, np.asarray(features).view(cache.rows.dtype))
             bar.update(len(indices))

@@ -2,15 +2,17 @@
 
 import hashlib
 import json
+import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 import tqdm
 
 from fashion_oct import row_cache
-from fashion_oct.input_pipeline import Examples, FileExamples, make_indexed_dataset
+from fashion_oct.input_pipeline import Examples, FileExamples, make_evaluation_dataset, make_indexed_dataset
 
 _VERSION = 1  # of what decoding means: another one makes all caches new
 _BATCH_SIZE = 64  # images decoded between two writes
@@ -23,10 +25,21 @@ class CachedExamples:
       rows: [N, ...], in memory or a memory map.
       labels: int32 [N].
       dtype: what the rows hold, where NumPy has no such type (bfloat16 is kept as uint16).
+      identity: see `identity`.
+      cache: where the rows are on disk; is kept as long as these examples, so that it is not evicted.
     """
 
-    def __init__(self, rows: np.ndarray, labels: np.ndarray, dtype: tf.DType):
-        self.rows, self.labels, self._dtype = rows, labels, dtype
+    def __init__(
+        self,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        dtype: tf.DType,
+        *,
+        identity: str,
+        cache: row_cache.RowCache | None = None,
+    ):
+        self.rows, self.labels, self.identity = rows, labels, identity
+        self._dtype, self._cache = dtype, cache
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -34,16 +47,21 @@ class CachedExamples:
     def batches(self, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
         """See `Examples`: rows instead of images."""
         del batch_size  # that of `indices`
-        labels, shape = tf.constant(self.labels), [None, *self.rows.shape[1:]]
+        with tf.device("CPU:0"):
+            labels = tf.constant(self.labels)
+
+        def read(index):
+            return self.rows[index]
 
         def load(index):
-            rows = tf.numpy_function(self.rows.__getitem__, [index], tf.as_dtype(self.rows.dtype), stateful=False)
-            return tf.bitcast(tf.ensure_shape(rows, shape), self._dtype), tf.gather(labels, index)
+            rows = tf.numpy_function(read, [index], tf.as_dtype(self.rows.dtype), stateful=False)
+            rows = tf.ensure_shape(rows, [None, *self.rows.shape[1:]])
+            return tf.bitcast(rows, self._dtype), tf.gather(labels, index)
 
         return indices.map(load, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def cached_images(examples: Examples, *, where: str, folder: pathlib.Path) -> CachedExamples:
+def cached_images(examples: FileExamples, *, where: str, folder: pathlib.Path) -> CachedExamples:
     """Returns the examples with their images decoded, once.
 
     Args:
@@ -54,43 +72,48 @@ def cached_images(examples: Examples, *, where: str, folder: pathlib.Path) -> Ca
     Raises:
       OSError: the cache cannot be written, or the disk has no room.
     """
+    name, cache = identity(examples), None
     if where == "memory":
         rows = np.empty((len(examples), *examples.image_shape), np.uint8)
-        for start, images in _decode(examples, np.arange(len(examples))):
-            rows[start : start + len(images)] = images
-        return CachedExamples(rows, examples.labels, tf.uint8)
-    cache = row_cache.RowCache(
-        folder / f"images-{identity(examples)[:32]}", len(examples), examples.image_shape, np.uint8
-    )
-    if len(cache.missing):
-        with cache.filling():
-            for _, images in _decode(examples, cache.missing):
-                cache.write(cache.missing[: len(images)], images)
-    return CachedExamples(cache.rows, examples.labels, tf.uint8)
+        for indices, images in _decode(examples, np.arange(len(examples))):
+            rows[indices] = images
+    else:
+        cache = row_cache.RowCache(folder / f"images-{name[:32]}", len(examples), examples.image_shape, np.uint8)
+        rows = cache.rows
+        if len(cache.missing):
+            with cache.filling():
+                for indices, images in _decode(examples, cache.missing):
+                    cache.write(indices, images)
+    return CachedExamples(rows, examples.labels, tf.uint8, identity=name, cache=cache)
 
 
-def _decode(examples: Examples, indices: np.ndarray):
+def _decode(examples: Examples, indices: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields numbers of examples, [K], and their images, [K, H, W, C]."""
     with tqdm.tqdm(total=len(indices), unit="images", desc="decoding", disable=not sys.stderr.isatty()) as bar:
+        start = 0
         for images, _ in make_indexed_dataset(examples, indices, global_batch_size=_BATCH_SIZE):
-            yield bar.n, images.numpy()
+            yield indices[start : start + len(images)], images.numpy()
+            start += len(images)
             bar.update(len(images))
 
 
 def identity(examples: Examples) -> str:
     """Returns a hash that tells these images, in this order, from all others.
 
-    Of images in files: path, size and time of the last change, and the shape that they are decoded to. Of arrays: all
-    their bytes.
+    Of images in files: path, size and time of the last change, and the shape that they are decoded to. Of examples
+    that have an attribute `identity`: that one. Of others: all their bytes.
     """
+    if hasattr(examples, "identity"):
+        return examples.identity
     digest = hashlib.sha256(f"{_VERSION}".encode())
-    if isinstance(examples, FileExamples):
+    if type(examples) is FileExamples:
         digest.update(repr(examples.image_shape).encode())
         for path in examples.paths:
-            status = pathlib.Path(path).stat()
-            entry = [str(pathlib.Path(path).resolve()), status.st_size, status.st_mtime_ns]
+            status = os.stat(path)
+            entry = [os.path.abspath(path), status.st_size, status.st_mtime_ns]
             digest.update(json.dumps(entry).encode())
     else:
-        images = examples.rows if isinstance(examples, CachedExamples) else examples.images
-        digest.update(repr(images.shape).encode())
-        digest.update(np.ascontiguousarray(images))
+        for images, _ in make_evaluation_dataset(examples, global_batch_size=_BATCH_SIZE):
+            digest.update(repr(images.shape[1:]).encode())
+            digest.update(np.ascontiguousarray(images))
     return digest.hexdigest()

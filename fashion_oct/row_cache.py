@@ -6,15 +6,16 @@ it was, and a flipped byte or a short file costs just the rows that it hit. Seve
 first one to come fills it, the others wait; no cache that a process uses is evicted.
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
 import math
 import os
 import pathlib
 import shutil
-import time
 import zlib
 from collections.abc import Iterator
+from typing import IO
 
 import numpy as np
 from absl import logging
@@ -30,7 +31,7 @@ def default_folder() -> pathlib.Path:
 
 
 class RowCache:
-    """N rows of one shape and type on disk.
+    """N rows of one shape and type on disk; in use, and so not evicted, until `close` or the end of the process.
 
     Attributes:
       rows: [N, *row_shape], a memory map; read only those that `missing` does not name.
@@ -43,33 +44,51 @@ class RowCache:
         Raises:
           OSError: it cannot be written, or the disk has no room for it.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._use_lock = _Lock(folder / "use.lock", fcntl.LOCK_SH)
         row_bytes = math.prod(row_shape) * np.dtype(dtype).itemsize
-        _make_room(folder / "rows.bin", num_rows * row_bytes)
-        _make_room(folder / "checksums.bin", num_rows * 8)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.parent / "lock", fcntl.LOCK_EX):  # another process may evict, or open the same cache
+            is_new = not folder.exists()
+            folder.mkdir(exist_ok=True)
+            try:
+                self._use_lock = _lock(folder / "use.lock", fcntl.LOCK_SH)
+                _make_room(folder / "rows.bin", num_rows * row_bytes)
+                _make_room(folder / "checksums.bin", num_rows * 8)
+            except OSError:
+                if is_new:
+                    shutil.rmtree(folder)
+                raise
+            os.utime(folder)  # for eviction: this is the last use
         self.rows = np.memmap(folder / "rows.bin", dtype, "r+", shape=(num_rows, *row_shape))
         self._checksums = np.memmap(folder / "checksums.bin", np.uint64, "r+", shape=(num_rows,))
-        os.utime(folder)  # for eviction: this is the last use
-        self.missing = self._check()
-
-    def _check(self) -> np.ndarray:
-        wrong = [i for i in range(len(self.rows)) if not self._checksums[i] or self._checksums[i] != _sum(self.rows[i])]
-        num_damaged = int(np.count_nonzero(self._checksums[wrong]))
+        self.missing = self._find_wrong(np.arange(num_rows))
+        num_damaged = np.count_nonzero(self._checksums[self.missing])
         if num_damaged:
-            logging.warning("%d rows of %s are damaged; they are computed again", num_damaged, self.folder)
-        return np.array(wrong, np.int64)
+            logging.warning("%d rows of %s are damaged; they are computed again", num_damaged, folder)
+
+    def _find_wrong(self, indices: np.ndarray) -> np.ndarray:
+        """Returns those of the rows that are missing or damaged, on all cores: crc32 lets other threads run."""
+        rows, checksums = self.rows.view(np.ndarray), self._checksums.view(np.ndarray)
+
+        def is_wrong(part):
+            return [not checksums[i] or checksums[i] != _sum(rows[i]) for i in part]
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            parts = pool.map(is_wrong, np.array_split(indices, 4 * (os.cpu_count() or 1)))
+            return indices[np.concatenate([np.array(part, bool) for part in parts])]
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
         """Keeps other processes from filling meanwhile; waits for one that does, and takes over what it has filled."""
-        with contextlib.closing(_Lock(self.folder / "fill.lock", fcntl.LOCK_EX)) as lock:
-            if lock.waited:
-                self.missing = self._check()
+        path = self.folder / "fill.lock"
+        try:
+            lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logging.info("waiting for another process that fills %s", self.folder)
+            lock = _lock(path, fcntl.LOCK_EX)
+        with lock:
+            self.missing = self._find_wrong(self.missing)  # less, where another process has filled it meanwhile
             yield
-            self.rows.flush()
-            self._checksums.flush()
 
     def write(self, indices: np.ndarray, rows: np.ndarray) -> None:
         """Stores rows and marks them as there.
@@ -79,8 +98,8 @@ class RowCache:
           rows: [K, *row_shape].
         """
         self.rows[indices] = rows
-        for index, row in zip(indices, rows, strict=True):
-            self._checksums[index] = _sum(row)
+        stored = self.rows.view(np.ndarray)
+        self._checksums[indices] = [_sum(stored[i]) for i in indices]  # after the rows: a kill leaves them missing
         self.missing = self.missing[len(indices) :]
 
     def close(self) -> None:
@@ -88,68 +107,55 @@ class RowCache:
         self._use_lock.close()
 
 
+def is_complete(folder: pathlib.Path, num_rows: int) -> bool:
+    """Says whether all rows of a cache were written; looks at no row, and makes nothing."""
+    path = folder / "checksums.bin"
+    return path.is_file() and np.count_nonzero(np.fromfile(path, np.uint64)) == num_rows
+
+
 def evict(parent: pathlib.Path, *, limit_bytes: int) -> list[str]:
     """Removes the caches below `parent` that were used the longest ago, until the rest fits the limit.
 
     Returns:
-      The names of those that were removed. Caches that a process uses stay.
+      The names of those that were removed. Caches that a process uses stay, and what cannot be removed.
     """
-    folders = [folder for folder in parent.iterdir() if (folder / "rows.bin").exists()] if parent.is_dir() else []
-    sizes = {folder: (folder / "rows.bin").stat().st_size for folder in folders}
     removed = []
-    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
-        if sum(sizes.values()) <= limit_bytes:
-            break
-        with contextlib.suppress(BlockingIOError), _Lock(folder / "use.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
-            shutil.rmtree(folder)
-            del sizes[folder]
-            removed.append(folder.name)
+    with contextlib.suppress(OSError), _lock(parent / "lock", fcntl.LOCK_EX):
+        folders = [folder for folder in parent.iterdir() if (folder / "rows.bin").exists()]
+        sizes = {folder: (folder / "rows.bin").stat().st_size for folder in folders}
+        for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns):
+            if sum(sizes.values()) <= limit_bytes:
+                break
+            with contextlib.suppress(OSError), _lock(folder / "use.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(folder)
+                del sizes[folder]
+                removed.append(folder.name)
     return removed
 
 
 def _sum(row: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(row).view(np.uint8)) + _PRESENT
+    return zlib.crc32(row) + _PRESENT
 
 
 def _make_room(path: pathlib.Path, num_bytes: int) -> None:
-    """Gives the file its full size, so that a full disk is met here and not while rows are written."""
-    size = path.stat().st_size if path.exists() else 0
-    if size == num_bytes:
-        return
-    try:
-        with open(path, "ab") as stream:
-            os.truncate(path, num_bytes)
-            if num_bytes:
-                os.posix_fallocate(stream.fileno(), 0, num_bytes)
-    except OSError:
-        if not size:
-            path.unlink(missing_ok=True)
-        raise
-
-
-class _Lock:
-    """A lock on a file, held until `close` or the end of the process."""
-
-    def __init__(self, path: pathlib.Path, kind: int):
-        self._stream = open(path, "ab")  # noqa: SIM115
-        self.waited = False
+    """Gives the file its size and its blocks: a full disk is met here, not as a crash while rows are written."""
+    with open(path, "ab") as stream:
+        size = os.fstat(stream.fileno()).st_size
         try:
-            fcntl.flock(self._stream, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if kind & fcntl.LOCK_NB:
-                self._stream.close()
-                raise
-            logging.info("waiting for another process that uses %s", path.parent)
-            start = time.monotonic()
-            fcntl.flock(self._stream, kind)
-            logging.info("waited %.0f s", time.monotonic() - start)
-            self.waited = True
+            if size < num_bytes:
+                os.posix_fallocate(stream.fileno(), 0, num_bytes)
+            os.truncate(stream.fileno(), num_bytes)
+        except OSError as error:
+            os.truncate(stream.fileno(), size)
+            raise OSError(error.errno, f"{error.strerror} ({num_bytes:,} bytes are needed)", str(path)) from error
 
-    def close(self) -> None:
-        self._stream.close()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
+def _lock(path: pathlib.Path, kind: int) -> IO:
+    """Locks a file until the stream that it returns is closed, or the process ends."""
+    stream = open(path, "ab")  # noqa: SIM115
+    try:
+        fcntl.flock(stream, kind)
+    except BaseException:
+        stream.close()
+        raise
+    return stream

@@ -12,8 +12,9 @@ LAYERS = [
     {"errors", "files", "network"},
     {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports", "row_cache"},
     {"models", "input_pipeline", "datasets", "image_cache", "feature_cache", "saliency"},
-    {"evaluation", "prediction", "training"},
-    {"train", "evaluate", "predict", "prepare"},
+    {"evaluation", "prediction", "training", "benchmarking"},
+    {"quiet"},
+    {"train", "evaluate", "predict", "prepare", "benchmark"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 # imports within a layer, each for a reason
@@ -23,6 +24,7 @@ SIDEWAYS = {
     ("feature_cache", "input_pipeline"),
     ("feature_cache", "image_cache"),
     ("training", "evaluation"),
+    ("benchmarking", "training"),
     ("prediction", "evaluation"),
 }
 
@@ -70,7 +72,7 @@ def test_importing_does_not_import_tensorflow(module):
 
 @pytest.mark.parametrize(
     ("call", "home"),
-    [("Strategy(", {"distribution"}), ("tf.config", {"distribution"}), (".scope()", {"training"})],
+    [("Strategy(", {"distribution"}), ("tf.config", {"distribution"}), (".scope()", {"training", "benchmarking"})],
 )
 def test_calls_live_in_their_module(call, home):
     users = {path.stem for path in PACKAGE.glob("*.py") if call in path.read_text(encoding="utf-8")}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from fashion_oct import prepare
+from fashion_oct import datasets, prepare
 from fashion_oct.errors import InputError
 
 Image = pytest.importorskip("PIL.Image")
@@ -74,6 +74,15 @@ def test_run_resplit_writes_a_split_without_shared_patients(small_set, tmp_path,
     assert sorted(os.listdir(tmp_path / "new")) == ["audit.json", "manifest.csv", "source_audit", "test", "train"]
 
 
+def test_run_shards_writes_what_train_reads(small_set, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(f"--data_dir={small_set}", f"--shards={tmp_path / 'shards'}")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Written: train 10, test 2 images in ")
+    splits = datasets.load("oct2017", data_dir=str(tmp_path / "shards"))
+    assert (len(splits.train), splits.test_files) == (10, ["CNV-4-2.jpeg", "NORMAL-14-2.jpeg"])
+    assert sorted(os.listdir(tmp_path)) == ["OCT2017", "shards"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,6 +90,8 @@ def test_run_resplit_writes_a_split_without_shared_patients(small_set, tmp_path,
         (["--data_dir=x", "extra"], r"got \['extra'\]; pass the OCT2017 folder"),
         (["--data_dir=x", "--resplit=0.2"], "--resplit=0.2 needs --out=FOLDER"),
         (["--data_dir=x", "--resplit=0.2", "--out=y", "--nodecode"], "--resplit=0.2 needs --out=FOLDER, and --decode"),
+        (["--data_dir=x", "--shards=y", "--out=z"], "got --shards=y and --out=z; pass them to two commands"),
+        (["--data_dir=x", "--shards=y"], "the data folder 'x' does not exist"),
         (["--data_dir=x"], "the data folder 'x' does not exist"),
     ],
 )
