@@ -84,12 +84,13 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
             f"the run was trained on the classes {trained_on['class_names']}, but {splits.source} has "
             f"{list(splits.spec.class_names)}: give the run's own dataset"
         )
-    report = evaluate(
-        load_model(workdir),
-        splits,
-        workdir=pathlib.Path(workdir),
-        global_batch_size=settings["plan"]["batch"]["global_batch_size"],
-    )
+    with input_pipeline.naming_bad_files(splits.test):
+        report = evaluate(
+            load_model(workdir),
+            splits,
+            workdir=pathlib.Path(workdir),
+            global_batch_size=settings["plan"]["batch"]["global_batch_size"],
+        )
     return f"{in_words(report)}\ndata: {splits.source}\nreport: {pathlib.Path(workdir) / 'evaluation.json'}"
 
 

@@ -290,7 +290,7 @@ class HistoryFile(tf.keras.callbacks.Callback):
         self._rows = []
 
     def on_epoch_end(self, epoch, logs=None):
-        rate = float(self.model.optimizer.learning_rate)
+        rate = float(self.model.optimizer.learning_rate.numpy())  # float() does not take a mirrored variable
         self._rows.append({"epoch": epoch + 1, "learning_rate": rate, **(logs or {})})
         reports.write_csv(self._path, self._rows)
 

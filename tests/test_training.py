@@ -58,6 +58,16 @@ def test_run_records_settings_data_and_versions(finished_run):
     assert settings["versions"]["tensorflow"] == tf.__version__
 
 
+def test_run_mirrors_over_two_devices(two_devices, tmp_path, capsys):
+    train(tmp_path / "one", steps=5)
+    train(tmp_path / "two", steps=5, num_gpus=None, virtual_devices=2)
+    assert "2 replicas (CPU:0, CPU:1) x 125 images = global batch 250" in capsys.readouterr().out
+    assert read(tmp_path / "two" / "timing.json")["num_replicas"] == 2
+    one, two = (read(tmp_path / name / "evaluation.json") for name in ("one", "two"))
+    assert two["loss"] == pytest.approx(one["loss"], abs=1e-4)
+    assert two["num_examples"] == one["num_examples"] == 1000
+
+
 def test_run_counts_every_step_in_its_timing(finished_run):
     timing = read(finished_run / "timing.json")
     assert (timing["num_steps"], timing["num_discarded_steps"]) == (30, 1)
