@@ -4,7 +4,9 @@ To add a dataset: one function here that returns `Splits`, and its name in `opti
 """
 
 import dataclasses
+import functools
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -35,7 +37,8 @@ class Splits:
       urgent_classes: classes to be told from the rest in the test report; for most datasets none.
       test_files: the file name of each test image, where images are files.
       test_patients: the patient of each test image, where that is known.
-      test_is_leaked: bool, says which test images are of patients of the training split; where patients are known.
+      find_leaks: says which test images share a patient, or their pixels, with the training split: bool [N]; where
+        patients are known. It decodes both splits, so it is called once, for the report.
       bad: file and reason of each image that was left out because it cannot be used.
     """
 
@@ -48,7 +51,7 @@ class Splits:
     urgent_classes: tuple[str, ...] = ()
     test_files: list[str] | None = None
     test_patients: list[str] | None = None
-    test_is_leaked: np.ndarray | None = None
+    find_leaks: Callable[[], np.ndarray] | None = None
     bad: tuple[tuple[str, str], ...] = ()
 
     def describe(self) -> dict[str, Any]:
@@ -122,18 +125,23 @@ def _load_oct2017(data_dir: str | None, validation_fraction: float, bad_images: 
             train.patients, train.labels, fraction=validation_fraction, seed=_HOLD_OUT_SEED
         )
     image_shape = (image_size, image_size, 1)
+    has_files = _find_prepared(data_dir) is None  # the pixels of records are not compared, only patients
     return Splits(
         spec=DataSpec(image_shape=image_shape, class_names=train.class_names),
         train=train_examples(np.flatnonzero(~is_held_out), image_shape),
         validation=train_examples(np.flatnonzero(is_held_out), image_shape) if is_held_out.any() else None,
         test=test_examples(np.arange(len(test.paths)), image_shape),
-        source=f"OCT2017 {'shards' if _find_prepared(data_dir) else 'folder'} {data_dir}",
+        source=f"OCT2017 {'folder' if has_files else 'shards'} {data_dir}",
         urgent_classes=tuple(name for name in ("CNV", "DME") if name in train.class_names),
         test_files=[os.path.basename(path) for path in test.paths],
         test_patients=test.patients,
-        test_is_leaked=oct_folder.leakage(train, test),
+        find_leaks=functools.partial(oct_folder.leakage, train, test, pixels=has_files and _has_pillow()),
         bad=(*train.bad, *test.bad),
     )
+
+
+def _has_pillow() -> bool:
+    return importlib.util.find_spec("PIL") is not None
 
 
 def _list_oct2017(

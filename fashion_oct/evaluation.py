@@ -135,13 +135,12 @@ def evaluate(model: tf.keras.Model, splits: datasets.Splits, *, workdir: pathlib
 
 
 def leakage_warning(splits: datasets.Splits, probabilities: np.ndarray) -> dict:
-    """Returns what the report must begin with where patients are in both splits, else an empty dict."""
-    leaked = splits.test_is_leaked
-    if leaked is None or not leaked.any():
+    """Returns what the report must begin with where patients or pixels are in both splits, else an empty dict."""
+    if splits.find_leaks is None or not (leaked := splits.find_leaks()).any():
         return {}
     warning = (
-        f"{leaked.sum():,} of {len(leaked):,} test images ({leaked.mean():.0%}) are of patients of the training split, "
-        "too: the accuracy is too good. `prepare --resplit=0.2` writes a split by patient"
+        f"{leaked.sum():,} of {len(leaked):,} test images ({leaked.mean():.0%}) share a patient or their pixels with "
+        "the training split: the accuracy is too good. `prepare --resplit=0.2` writes a split by patient"
     )
     correct = (probabilities.argmax(axis=1) == splits.test.labels)[~leaked]
     return {

@@ -19,7 +19,6 @@ from fashion_oct import (
     feature_cache,
     image_cache,
     input_pipeline,
-    models,
     options,
     row_cache,
     training,
@@ -175,13 +174,18 @@ def test_cached_features_in_another_precision_are_another_cache(policy, tmp_path
     assert len(caches_in(tmp_path)) == 2
 
 
-def test_cached_features_of_cached_images_are_those_of_the_files(tmp_path):
+@pytest.fixture
+def files(tmp_path):
+    """Twelve small JPEGs."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
-    for i in range(9):
-        Image.fromarray(rng.integers(0, 256, (16, 12), np.uint8)).save(tmp_path / f"{i}.jpeg")
-    files = input_pipeline.FileExamples(sorted(map(str, tmp_path.glob("*.jpeg"))), np.zeros(9), SHAPE)
+    for i in range(12):
+        Image.fromarray(rng.integers(0, 256, (16, 12), np.uint8)).save(tmp_path / f"{i:02}.jpeg")
+    return input_pipeline.FileExamples(sorted(map(str, tmp_path.glob("*.jpeg"))), np.arange(12) % NUM_CLASSES, SHAPE)
+
+
+def test_cached_features_of_cached_images_are_those_of_the_files(files, tmp_path):
     folder = tmp_path / "caches"
     rows = feature_cache.cached_features(make_prefix(), files, folder=folder, batch=BATCH).rows
     images = image_cache.cached_images(files, where="memory", folder=folder)
@@ -193,11 +197,10 @@ def test_cached_features_of_cached_images_are_those_of_the_files(tmp_path):
 def test_cached_features_are_not_evicted_while_they_are_used(tmp_path):
     cached = feature_cache.cached_features(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
     batches = input_pipeline.make_evaluation_dataset(cached, global_batch_size=16)
+    del cached
     gc.collect()
-    assert row_cache.evict(tmp_path, limit_bytes=0) == []
-    del cached, batches
-    gc.collect()
-    assert len(row_cache.evict(tmp_path, limit_bytes=0)) == 1
+    assert row_cache.evict(tmp_path, limit_bytes=0) == []  # the dataset alone keeps the cache
+    assert sum(len(rows) for rows, _ in batches) == 20
 
 
 def test_is_complete_needs_every_row(tmp_path):
@@ -237,63 +240,69 @@ def test_cached_features_go_on_after_a_kill(tmp_path):
     np.testing.assert_allclose(cached.rows, make_prefix()(examples.images), atol=1e-5)
 
 
-# --- in a training run -------------------------------------------------------------------------------------------------
-
-
 def config_of(**settings):
     settings = {"model": "vgg16", "dataset": "oct2017", "global_batch_size": 10, "epochs": 5, **settings}
     return options.Config(per_replica_batch_size=None, precision="float32", **settings)
 
 
 def splits_of(train, validation=None):
-    spec = input_pipeline.DataSpec((32, 32, 1), tuple("abcd"))
+    spec = input_pipeline.DataSpec(input_pipeline.take(train, np.array([0]))[0].shape[1:], tuple("abcd"))
     return datasets.Splits(spec=spec, train=train, validation=validation, test=train, source="random pixels")
 
 
-@pytest.fixture
-def examples():
-    return Counted(40, (32, 32, 1))
+def small_model():
+    """A model with a frozen prefix of 3 x 2 x 5 features."""
+    prefix = make_prefix()
+    x = tf.keras.layers.Conv2D(6, 2, activation="relu")(prefix.output)
+    x = tf.keras.layers.GlobalAveragePooling2D()(x)
+    return tf.keras.Model(prefix.input, tf.keras.layers.Dense(NUM_CLASSES, activation="softmax")(x))
 
 
-def make_run(config, strategy, examples):
-    """Returns the plan and a small VGG16, its weights the same every time."""
+def use_caches(config, strategy, train, validation=None):
+    """Returns a small model, its plan, and what use_caches makes of it."""
+    plan = training.make_plan(config, strategy, num_train=len(train))
+    tf.keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = small_model()
+        training.compile_model(model, config, plan)
+    return model, plan, *training.use_caches(model, config, strategy, plan, splits_of(train, validation))
+
+
+def trained_vgg16(config, strategy, examples, workdir):
+    """Returns VGG16 after 20 steps, its weights before them, and what was trained on what."""
     plan = training.make_plan(config, strategy, num_train=len(examples))
     tf.keras.utils.set_random_seed(5)
-    return plan, training.build(config, strategy, splits_of(examples).spec, plan)
-
-
-def trained_model(config, strategy, examples, workdir):
-    plan, model = make_run(config, strategy, examples)
-    trained, train, validation = training.use_caches(model, config, strategy, plan, splits_of(examples, examples))
-    with strategy.scope():
-        # 0.01: the 20 steps move the weights by 1e-2, and rounding is not blown up
-        trained.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.SparseCategoricalCrossentropy())
+    splits = splits_of(examples, examples)
+    model = training.build(config, strategy, splits.spec, plan)
     before = model.get_weights()
+    trained, train, validation = training.use_caches(model, config, strategy, plan, splits)
+    with strategy.scope():
+        # 0.01: the weights move by more than 1e-3, and rounding is not blown up
+        trained.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.SparseCategoricalCrossentropy())
     training.fit(trained, config, plan, train=train, validation=validation, workdir=workdir)
     return model, before, (trained is not model, type(train).__name__)
 
 
-def test_use_caches_trains_the_weights_that_images_train(one_device, examples, tmp_path):
-    results = {}
+def test_use_caches_trains_the_weights_that_images_train(one_device, tmp_path):
+    examples, results = Counted(40, (32, 32, 1)), {}
     for setting in ("off", "on"):
         config = config_of(feature_cache=setting, cache_dir=str(tmp_path / "caches"))
-        results[setting] = trained_model(config, one_device, examples, tmp_path)
+        results[setting] = trained_vgg16(config, one_device, examples, tmp_path)
     assert results["off"][2] == (False, "Counted")
     assert results["on"][2] == (True, "CachedExamples")
     model, before, _ = results["on"]
+    reference = results["off"][0]
     num_frozen = 2 * 10  # kernels and biases of the ten convolutions before block5
     for i, (cached, without, initial) in enumerate(
-        zip(model.get_weights(), results["off"][0].get_weights(), before, strict=True)
+        zip(model.get_weights(), reference.get_weights(), before, strict=True)
     ):
         np.testing.assert_allclose(cached, without, atol=1e-5, rtol=0)
         assert np.array_equal(cached, initial) == (i < num_frozen)  # frozen bit by bit; the rest has moved
-    moved = max(np.abs(one - other).max() for one, other in zip(model.get_weights(), before, strict=True))
-    assert moved > 1e-3
+    assert max(np.abs(one - other).max() for one, other in zip(model.get_weights(), before, strict=True)) > 1e-3
     # what is saved and evaluated is the whole model, with the trained tail
     training.save_model(model, tmp_path / "model.keras")
-    loaded = evaluation.load_model(tmp_path)
-    expected = results["off"][0](examples.images)
-    np.testing.assert_allclose(loaded(examples.images), expected, atol=1e-5)
+    expected = reference(examples.images)
+    np.testing.assert_allclose(evaluation.load_model(tmp_path)(examples.images), expected, atol=1e-5)
     probabilities = evaluation.predict_probabilities(model, examples, global_batch_size=10)
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
@@ -310,48 +319,66 @@ def test_use_caches_trains_the_weights_that_images_train(one_device, examples, t
         ({"epochs": 2, "augment": True}, True, False),
     ],
 )
-def test_use_caches_takes_features_where_they_pay(two_devices, settings, is_filled, expected, tmp_path, examples):
+def test_use_caches_takes_features_where_they_pay(two_devices, tmp_path, settings, is_filled, expected):
+    examples = Counted(40)
     if is_filled:
-        config = config_of(feature_cache="on", cache_dir=str(tmp_path))
-        plan, model = make_run(config, two_devices, examples)
-        training.use_caches(model, config, two_devices, plan, splits_of(examples))
-    config = config_of(cache_dir=str(tmp_path), **settings)
-    plan, model = make_run(config, two_devices, examples)
+        use_caches(config_of(feature_cache="on", cache_dir=str(tmp_path)), two_devices, examples)
     examples.computed()
-    trained, train, validation = training.use_caches(model, config, two_devices, plan, splits_of(examples))
+    model, _, trained, train, _ = use_caches(config_of(cache_dir=str(tmp_path), **settings), two_devices, examples)
     assert (trained is not model) == isinstance(train, image_cache.CachedExamples) == expected
-    assert validation is None
     assert examples.computed() == (list(range(40)) if expected and not is_filled else [])
 
 
-def test_use_caches_of_a_full_disk_goes_on_without(one_device, examples, tmp_path, caplog):
-    config = config_of(cache_dir=str(tmp_path / "caches"))
-    plan, model = make_run(config, one_device, examples)
+def test_use_caches_keeps_both_splits(one_device, tmp_path):
+    train, validation = Counted(40), Counted(12, seed=1)
+    validation.identity = "validation"
+    config = config_of(cache_dir=str(tmp_path))
+    model, _, trained, cached_train, cached_validation = use_caches(config, one_device, train, validation)
+    assert (len(cached_train), len(cached_validation)) == (40, 12)
+    probabilities = evaluation.predict_probabilities(trained, cached_validation, global_batch_size=5)
+    np.testing.assert_allclose(probabilities, model(validation.images), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cache", "expected"), [("none", []), ("memory", []), ("disk", ["images"])], ids=["none", "memory", "disk"]
+)
+def test_use_caches_keeps_decoded_images(one_device, files, cache, expected, tmp_path):
+    folder = tmp_path / "caches"
+    config = config_of(cache=cache, cache_dir=str(folder), feature_cache="off", global_batch_size=4)
+    model, _, trained, train, _ = use_caches(config, one_device, files)
+    assert trained is model
+    assert isinstance(train, image_cache.CachedExamples) == (cache != "none")
+    assert [name.split("-")[0] for name in caches_in(folder)] == expected if folder.exists() else not expected
+    pairs = zip(*(input_pipeline.take(e, np.arange(12)) for e in (train, files)), strict=True)
+    for cached, decoded in pairs:
+        np.testing.assert_array_equal(cached, decoded)
+
+
+def test_use_caches_goes_on_without_one_where_the_disk_has_no_room(one_device, tmp_path, caplog):
+    examples = Counted(700)
+    config = config_of(cache_dir=str(tmp_path / "caches"), global_batch_size=100, epochs=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))  # 40 rows of 2 x 2 x 512 x 4 = 8,192 bytes: 327,680
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, hard))  # 700 rows of 3 x 2 x 5 x 4 = 120 bytes are 84,000
     try:
-        trained, train, _ = training.use_caches(model, config, one_device, plan, splits_of(examples))
+        model, plan, trained, train, _ = use_caches(config, one_device, examples)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (trained, train) == (model, examples)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(f"training goes on without a cache in {tmp_path / 'caches'}: ")
-    assert "327,680 bytes are needed" in warning
+    assert "84,000 bytes are needed" in warning
     assert "\n" not in warning
     assert caches_in(tmp_path / "caches") == []
     time_history, is_finished = training.fit(model, config, plan, train=train, validation=None, workdir=tmp_path)
     assert is_finished
-    assert time_history.summary().num_steps == 20
+    assert time_history.summary().num_steps == 14
 
 
-def test_use_caches_evicts_the_longest_unused(one_device, examples, tmp_path):
-    old = row_cache.RowCache(tmp_path / "features-old", 10, (1000,), np.uint8)
-    old.close()
-    config = config_of(cache_dir=str(tmp_path), cache_limit_gb=327_680 / 1e9)  # room for the new one only
-    plan, model = make_run(config, one_device, examples)
-    _, train, _ = training.use_caches(model, config, one_device, plan, splits_of(examples))
-    (name,) = caches_in(tmp_path)
-    assert name == train.identity
+def test_use_caches_evicts_the_longest_unused(one_device, tmp_path):
+    row_cache.RowCache(tmp_path / "features-old", 10, (1000,), np.uint8).close()
+    config = config_of(cache_dir=str(tmp_path), cache_limit_gb=5000 / 1e9)  # the new one: 40 x 120 = 4,800 bytes
+    *_, train, _ = use_caches(config, one_device, Counted(40))
+    assert caches_in(tmp_path) == [train.identity]
 
 
 @pytest.mark.parametrize(
@@ -359,29 +386,23 @@ def test_use_caches_evicts_the_longest_unused(one_device, examples, tmp_path):
     [(["--model=convnet"], "no frozen prefix"), (["--model=vgg16", "--weights=none", "--augment"], "--augment")],
 )
 def test_feature_cache_on_where_there_can_be_none_is_refused(flags, message, tmp_path):
-    workdir = tmp_path / "run"
+    workdir, repository = tmp_path / "run", pathlib.Path(__file__).parents[1]
     command = [sys.executable, "-m", "fashion_oct.train", "--feature_cache=on", f"--workdir={workdir}", *flags]
-    process = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1]
-    )
+    process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=repository)
     assert process.returncode == 2
     assert message in process.stderr
     assert len(process.stderr.splitlines()) == 1
     assert not workdir.exists()
 
 
-def test_two_replicas_train_the_tail_as_one_does(one_device, two_devices, examples, tmp_path):
+def test_two_replicas_train_the_tail_as_one_does(one_device, two_devices, tmp_path):
     weights = []
     for strategy in (one_device, two_devices):
-        config = config_of(feature_cache="on", cache_dir=str(tmp_path), epochs=1)
-        weights.append(trained_model(config, strategy, examples, tmp_path)[0].get_weights())
+        config = config_of(feature_cache="on", cache_dir=str(tmp_path))
+        model, plan, trained, train, _ = use_caches(config, strategy, Counted(45))
+        with strategy.scope():
+            trained.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.SparseCategoricalCrossentropy())
+        training.fit(trained, config, plan, train=train, validation=None, workdir=tmp_path)
+        weights.append(model.get_weights())
     for one, two in zip(*weights, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5, rtol=0)
-
-
-def test_splitting_leaves_the_model_as_it_was(examples):
-    model = models.vgg16((32, 32, 1), NUM_CLASSES, weights="none")
-    before = np.asarray(model(examples.images))
-    prefix, tail = models.split_after_frozen_prefix(model)
-    np.testing.assert_array_equal(model(examples.images), before)
-    np.testing.assert_allclose(tail(prefix(examples.images)), before, atol=1e-6)
