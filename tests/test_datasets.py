@@ -61,7 +61,7 @@ def test_load_prepared_knows_files_patients_leaks_and_bad_files(both, part):
     assert prepared.spec == folder.spec
     assert prepared.test_files == folder.test_files
     assert prepared.test_patients == folder.test_patients
-    np.testing.assert_array_equal(prepared.find_leaks(), folder.test_is_leaked)
+    np.testing.assert_array_equal(prepared.find_leaks(), folder.find_leaks())
     assert prepared.find_leaks().any()
     assert prepared.bad == ((str(part / "train" / "CNV" / "CNV-12345-1.jpeg"), "is empty"),)
     assert prepared.describe() | {"source": ""} == folder.describe() | {"source": ""}
