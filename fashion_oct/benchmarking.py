@@ -49,7 +49,7 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
     """
     tf.keras.utils.set_random_seed(config.seed)
     strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
-    splits = datasets.load(config.dataset, data_dir=config.data_dir, bad_images=config.bad_images)
+    splits = training.load_splits(config)
     plan = training.make_plan(config, strategy, num_train=len(splits.train))
     model = training.build(config, strategy, splits.spec, plan)
     size = plan.batch.global_batch_size

@@ -75,6 +75,7 @@ def load(
     validation_fraction: float = 0.0,
     bad_images: str = "error",
     image_size: int = 224,
+    labels: str | None = None,
 ) -> Splits:
     """Loads a dataset.
 
@@ -84,13 +85,15 @@ def load(
       validation_fraction: the share of the training split to hold out.
       bad_images: "error" or "skip": what to do with files that cannot be used, of datasets that are files.
       image_size: pixels a side, of datasets whose images differ in size.
+      labels: class names in the order of the labels, with commas, of datasets whose classes are folders.
 
     Raises:
       InputError: the data is missing or damaged.
     """
     if name == "fashion_mnist":
         return _load_fashion_mnist(data_dir, validation_fraction)
-    return _load_oct2017(data_dir, validation_fraction, bad_images, image_size)
+    class_names = tuple(labels.split(",")) if labels else None
+    return _load_oct2017(data_dir, validation_fraction, bad_images, image_size, class_names)
 
 
 def _load_fashion_mnist(data_dir: str | None, validation_fraction: float) -> Splits:
@@ -111,10 +114,16 @@ def _load_fashion_mnist(data_dir: str | None, validation_fraction: float) -> Spl
     )
 
 
-def _load_oct2017(data_dir: str | None, validation_fraction: float, bad_images: str, image_size: int) -> Splits:
+def _load_oct2017(
+    data_dir: str | None,
+    validation_fraction: float,
+    bad_images: str,
+    image_size: int,
+    class_names: tuple[str, ...] | None,
+) -> Splits:
     if data_dir is None:
         raise InputError(f"--data_dir is missing, the folder of OCT2017. {oct_folder.WAYS_TO_GET_THE_DATA}")
-    train, train_examples = _list_oct2017(data_dir, "train")
+    train, train_examples = _list_oct2017(data_dir, "train", class_names=class_names)
     test, test_examples = _list_oct2017(data_dir, "test", class_names=train.class_names)
     if bad_images == "error":
         oct_folder.refuse_bad(train)

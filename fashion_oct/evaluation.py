@@ -78,6 +78,8 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
         config["dataset"],
         data_dir=data_dir or config["data_dir"],
         bad_images=config["bad_images"],
+        image_size=config["image_size"],
+        labels=config["labels"],
     )
     if list(splits.spec.class_names) != trained_on["class_names"]:
         raise InputError(

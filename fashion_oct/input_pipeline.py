@@ -7,6 +7,8 @@ on across passes, no example is lost, and step k is a pure function of (seed, k)
 
 import contextlib
 import dataclasses
+import glob
+import os
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -95,6 +97,28 @@ class FileExamples:
         self.paths = list(paths)
         self.labels = np.asarray(labels).astype(np.int32)
         self.image_shape = image_shape
+
+    @classmethod
+    def from_pattern(
+        cls, pattern: str, class_names: Sequence[str], image_shape: tuple[int, int, int]
+    ) -> "FileExamples":
+        """Returns the files that match, sorted, each of the class that its folder names.
+
+        Args:
+          pattern: such as "OCT2017/train/*/*.jpeg".
+          class_names: the folders, in the order of the labels.
+          image_shape: (height, width, channels) to decode and resize to.
+
+        Raises:
+          InputError: nothing matches, or a file lies in a folder of another name.
+        """
+        paths = sorted(glob.glob(pattern, recursive=True))
+        if not paths:
+            raise InputError(f"no file matches {pattern!r}: give a pattern such as 'OCT2017/train/*/*.jpeg'")
+        names = [os.path.basename(os.path.dirname(path)) for path in paths]
+        if unknown := sorted(set(names) - set(class_names)):
+            raise InputError(f"{pattern!r} matches files in the folder {unknown[0]!r}: give labels among {class_names}")
+        return cls(paths, np.array([class_names.index(name) for name in names]), image_shape)
 
     def __len__(self) -> int:
         return len(self.paths)

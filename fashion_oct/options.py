@@ -51,6 +51,8 @@ class Config:
     weights: str = "none"
     input_scaling: str = "imagenet"
     head: str = "pooled"
+    labels: str | None = None
+    image_size: int = 224
     bad_images: str = "error"
     cache: str = "none"
     feature_cache: str = "auto"
@@ -110,6 +112,8 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.string("data_dir", None, "folder of the dataset; default: looked for in the usual places")
     add.string("workdir", None, "run folder to write; default: runs/DATASET_MODEL_TIME")
     add.string("weights", None, "imagenet, none, or a .h5 file; default: imagenet for vgg16, none for convnet")
+    add.string("labels", None, "oct2017: class names in the order of the labels, with commas; default: sorted folders")
+    add.integer("image_size", 224, "oct2017: pixels a side that images are resized to", low=32, high=2048)
     add.enum("input_scaling", "imagenet", ("imagenet", "unit"), "vgg16: minus ImageNet's mean, or [0, 1]")
     add.enum("head", "pooled", ("pooled", "flatten"), "vgg16: what stands between the last block and the softmax")
     add.enum(

@@ -46,12 +46,7 @@ def run(config: Config) -> int:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
     strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
-    splits = datasets.load(
-        config.dataset,
-        data_dir=config.data_dir,
-        validation_fraction=config.validation_fraction,
-        bad_images=config.bad_images,
-    )
+    splits = load_splits(config)
     plan = make_plan(config, strategy, num_train=len(splits.train))
     print(plan.sentence(), flush=True)
     model = build(config, strategy, splits.spec, plan)
@@ -74,6 +69,18 @@ def run(config: Config) -> int:
         report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
     print(final_lines(plan, timing, report, splits, workdir))
     return 0
+
+
+def load_splits(config: Config) -> datasets.Splits:
+    """Loads the dataset that `config` names."""
+    return datasets.load(
+        config.dataset,
+        data_dir=config.data_dir,
+        validation_fraction=config.validation_fraction,
+        bad_images=config.bad_images,
+        image_size=config.image_size,
+        labels=config.labels,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

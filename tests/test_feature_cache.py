@@ -245,8 +245,8 @@ def config_of(**settings):
     return options.Config(per_replica_batch_size=None, precision="float32", **settings)
 
 
-def splits_of(train, validation=None):
-    spec = input_pipeline.DataSpec(input_pipeline.take(train, np.array([0]))[0].shape[1:], tuple("abcd"))
+def splits_of(train, validation=None, image_shape=SHAPE):
+    spec = input_pipeline.DataSpec(image_shape, tuple("abcd"))
     return datasets.Splits(spec=spec, train=train, validation=validation, test=train, source="random pixels")
 
 
@@ -272,7 +272,7 @@ def trained_vgg16(config, strategy, examples, workdir):
     """Returns VGG16 after 20 steps, its weights before them, and what was trained on what."""
     plan = training.make_plan(config, strategy, num_train=len(examples))
     tf.keras.utils.set_random_seed(5)
-    splits = splits_of(examples, examples)
+    splits = splits_of(examples, examples, image_shape=(32, 32, 1))
     model = training.build(config, strategy, splits.spec, plan)
     before = model.get_weights()
     trained, train, validation = training.use_caches(model, config, strategy, plan, splits)

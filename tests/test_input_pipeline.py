@@ -113,6 +113,38 @@ def test_array_examples_refuses_other_arrays(images, labels, message):
         input_pipeline.ArrayExamples(images, labels)
 
 
+@pytest.fixture
+def class_folders(tmp_path):
+    """Four PNGs of 4 x 4 pixels, each filled with its own value."""
+    values = {"CNV/b": 10, "CNV/a": 20, "NORMAL/d": 30, "NORMAL/c": 40}
+    for name, value in values.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.png").write_bytes(encoded(np.full((4, 4), value, np.uint8), "PNG"))
+    return tmp_path
+
+
+def test_file_examples_from_pattern_take_their_labels_from_the_folders(class_folders):
+    examples = input_pipeline.FileExamples.from_pattern(f"{class_folders}/*/*.png", ["NORMAL", "CNV"], (4, 4, 1))
+    images, labels = input_pipeline.take(examples, np.arange(4))
+    assert images[:, 0, 0, 0].tolist() == [20, 10, 40, 30]  # sorted by path
+    assert labels.tolist() == [1, 1, 0, 0]
+
+
+def test_file_examples_train_as_arrays_do(class_folders):
+    files = input_pipeline.FileExamples.from_pattern(f"{class_folders}/*/*.png", ["CNV", "NORMAL"], (4, 4, 1))
+    arrays = input_pipeline.ArrayExamples(*input_pipeline.take(files, np.arange(4)))
+    settings = {"global_batch_size": 3, "num_steps": 8, "start_step": 2}
+    for one, other in zip(train_batches(files, **settings), train_batches(arrays, **settings), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(("pattern", "message"), [("*/*.jpeg", "no file"), ("*/*.png", "NORMAL")])
+def test_file_examples_from_pattern_refuse_what_does_not_fit(class_folders, pattern, message):
+    with pytest.raises(InputError, match=message):
+        input_pipeline.FileExamples.from_pattern(f"{class_folders}/{pattern}", ["CNV"], (4, 4, 1))
+
+
 def encoded(pixels, kind):
     from PIL import Image
 
