@@ -165,7 +165,7 @@ def make_training_dataset(
         batches = tf.data.Dataset.zip((steps, batches)).map(
             lambda step, batch: (_flip_half(batch[0], step, seed), batch[1]), num_parallel_calls=tf.data.AUTOTUNE
         )
-    return _finish(batches, global_batch_size)
+    return _finish(batches, global_batch_size, num_batches=num_steps - start_step)
 
 
 def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf.data.Dataset:
@@ -180,7 +180,9 @@ def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf
 def make_indexed_dataset(examples: Examples, indices: np.ndarray, *, global_batch_size: int) -> tf.data.Dataset:
     """Returns the examples with these numbers, in this order; the last batch may be smaller."""
     batches = tf.data.Dataset.from_tensor_slices(np.asarray(indices, np.int64)).batch(global_batch_size)
-    return _finish(examples.batches(batches, global_batch_size), None)
+    return _finish(
+        examples.batches(batches, global_batch_size), None, num_batches=-(-len(indices) // global_batch_size)
+    )
 
 
 def take(examples: Examples, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,7 +246,7 @@ def _flip_half(images: tf.Tensor, step: tf.Tensor, seed: int) -> tf.Tensor:
     return tf.gather(both, tf.range(batch) + batch * tf.cast(is_flipped, tf.int32))
 
 
-def _finish(batches: tf.data.Dataset, batch_size: int | None) -> tf.data.Dataset:
+def _finish(batches: tf.data.Dataset, batch_size: int | None, *, num_batches: int) -> tf.data.Dataset:
     def fix_shapes(images, labels):
         images.set_shape([batch_size, *images.shape[1:]])
         labels.set_shape([batch_size])
@@ -252,7 +254,9 @@ def _finish(batches: tf.data.Dataset, batch_size: int | None) -> tf.data.Dataset
 
     options = tf.data.Options()
     options.deterministic = True
-    return batches.map(fix_shapes).with_options(options).prefetch(tf.data.AUTOTUNE)
+    # Keras wants to know how many there are, which tf.data does not where files are decoded one by one
+    batches = batches.map(fix_shapes).apply(tf.data.experimental.assert_cardinality(num_batches))
+    return batches.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
 def decode_image(contents: tf.Tensor, image_shape: tuple[int, int, int]) -> tf.Tensor:

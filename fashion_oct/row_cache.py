@@ -146,7 +146,6 @@ def _make_room(path: pathlib.Path, num_bytes: int) -> None:
                 os.posix_fallocate(stream.fileno(), 0, num_bytes)
             os.truncate(stream.fileno(), num_bytes)
         except OSError as error:
-            os.truncate(stream.fileno(), size)
             raise OSError(error.errno, f"{error.strerror} ({num_bytes:,} bytes are needed)", str(path)) from error
 
 

@@ -41,34 +41,81 @@ def run(config: Config) -> int:
       InputError: a setting that does not fit the data, the devices or the workdir, and nothing has been written then;
         or an image that does not decode, which no header tells: the run folder then ends with the step before it.
     """
+    ledger = Ledger()
     workdir = choose_workdir(config)
     if config.deterministic:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
     strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
+    ledger.lap("start-up")
     splits = load_splits(config)
+    ledger.lap("data preparation")
     plan = make_plan(config, strategy, num_train=len(splits.train))
     print(plan.sentence(), flush=True)
     model = build(config, strategy, splits.spec, plan)
     workdir.mkdir(parents=True, exist_ok=True)
     write_settings(workdir, config, plan, splits)
+    ledger.lap("model")
     with input_pipeline.naming_bad_files(splits.train, splits.validation):
         trained, train, validation = use_caches(model, config, strategy, plan, splits)
+        ledger.lap("caches")
         time_history, is_finished = fit(trained, config, plan, train=train, validation=validation, workdir=workdir)
     timing = time_history.summary()
-    files.write_json(workdir / "timing.json", dataclasses.asdict(timing))
+    ledger.lap_fit(timing)
     save_model(model, workdir / "model.keras")
-    if not is_finished:
-        print(
-            f"interrupted after {timing.num_steps} of {plan.num_steps} steps; the weights of that moment are in "
-            f"{workdir / 'model.keras'}",
-            file=sys.stderr,
-        )
-        return 130
-    with input_pipeline.naming_bad_files(splits.test):
-        report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
-    print(final_lines(plan, timing, report, splits, workdir))
-    return 0
+    ledger.lap("saving")
+    if is_finished:
+        with input_pipeline.naming_bad_files(splits.test):
+            report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
+        ledger.lap("evaluation")
+    files.write_json(workdir / "timing.json", dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds})
+    print(reports.format_ledger(ledger.seconds, sum(ledger.seconds.values())))
+    if is_finished:
+        print(final_lines(plan, timing, report, splits, workdir))
+        return 0
+    print(
+        f"interrupted after {timing.num_steps} of {plan.num_steps} steps; the weights of that moment are in "
+        f"{workdir / 'model.keras'}",
+        file=sys.stderr,
+    )
+    return 130
+
+
+class Ledger:
+    """Where the wall time of the process goes: every second since its start is in exactly one entry.
+
+    Attributes:
+      seconds: by name, in the order of the run.
+    """
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic() - _seconds_since_process_start()
+
+    def lap(self, name: str) -> None:
+        """Books the time since the last lap under `name`."""
+        now = time.monotonic()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+    def lap_fit(self, timing: TimingSummary) -> None:
+        """Books the time since the last lap as that of `fit`, by the callback's figures."""
+        self.lap("fit, other")
+        # the first execution does a step, too: what it takes beyond a usual one is tracing
+        usual = timing.step_seconds["p50"] if timing.step_seconds else 0.0
+        tracing = max((timing.first_step_seconds or 0.0) - usual, 0.0)
+        parts = {"tracing": tracing, "steps": timing.total_seconds - tracing, "validation": timing.validation_seconds}
+        rest = self.seconds.pop("fit, other") - sum(parts.values())
+        self.seconds |= parts | {"fit, other": rest}
+
+
+def _seconds_since_process_start() -> float:
+    """Returns the age of this process; where the system does not tell (only Linux does), 0."""
+    try:
+        ticks = float(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # field 22: starttime
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return 0.0
 
 
 def load_splits(config: Config) -> datasets.Splits:
@@ -184,6 +231,8 @@ def use_caches(
                 feature_cache.cached_features(prefix, examples, folder=folder, batch=plan.batch) for examples in used
             ]
             model = tail
+            gigabytes = sum(examples.rows.nbytes for examples in used) / 1e9
+            logging.info("the frozen prefix runs once: its output, %.2f GB, is kept in %s", gigabytes, folder)
     except OSError as error:
         logging.warning("training goes on without a cache in %s: %s", folder, error)
     row_cache.evict(folder, limit_bytes=int(config.cache_limit_gb * 1e9))

@@ -223,8 +223,10 @@ class Deadly(Counted):
         def die(index):
             if (index >= 70).any():
                 os.kill(os.getpid(), signal.SIGKILL)
+        def pass_on(index):
+            tf.numpy_function(die, [index], [])
             return index
-        return super().batches(indices.map(lambda i: tf.numpy_function(die, [i], tf.int64)), batch_size)
+        return super().batches(indices.map(pass_on), batch_size)
 feature_cache.cached_features(make_prefix(), Deadly(100), folder=pathlib.Path(sys.argv[1]), batch=BATCH)
 """
 
