@@ -69,7 +69,7 @@ def run(config: Config) -> int:
             report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
         ledger.lap("evaluation")
     files.write_json(workdir / "timing.json", dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds})
-    print(reports.format_ledger(ledger.seconds, sum(ledger.seconds.values())))
+    print(reports.format_ledger(ledger.seconds, sum(ledger.seconds.values())), flush=True)
     if is_finished:
         print(final_lines(plan, timing, report, splits, workdir))
         return 0
