@@ -56,6 +56,9 @@ def vgg16(
 
     Source: Simonyan and Zisserman 2014, https://arxiv.org/abs/1409.1556.
     """
+    if min(image_shape[:2]) < 32:
+        size = f"{image_shape[0]} x {image_shape[1]}"
+        raise InputError(f"--model=vgg16 needs images of at least 32 x 32, these are {size}: give --model=convnet")
     images = layers.Input(image_shape, dtype="uint8", name="image")
     x = _scale_for_vgg16(images, input_scaling)  # [B, 224, 224, 3]
     if weights == "imagenet":

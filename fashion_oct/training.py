@@ -172,9 +172,15 @@ def make_plan(config: Config, strategy: tf.distribute.Strategy, *, num_train: in
         raise InputError(
             f"--steps_per_execution={config.steps_per_execution} is more than the run's {num_steps} steps: lower it"
         )
+    devices = distribution.device_names(strategy)
+    if config.steps_per_execution > 1 and devices[1:] and devices[0].startswith("CPU") and _is_keras_3():
+        raise InputError(
+            f"--steps_per_execution={config.steps_per_execution} on {len(devices)} virtual devices: TensorFlow's graph "
+            "optimiser fails on it with Keras 3; give --steps_per_execution=1, or GPUs"
+        )
     precision, reason = distribution.choose_precision(config.precision, strategy)
     return Plan(
-        devices=distribution.device_names(strategy),
+        devices=devices,
         batch=batch,
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
@@ -182,6 +188,10 @@ def make_plan(config: Config, strategy: tf.distribute.Strategy, *, num_train: in
         precision=precision,
         precision_reason=reason,
     )
+
+
+def _is_keras_3() -> bool:
+    return tf.keras.__version__.startswith("3.")
 
 
 def build(

@@ -68,6 +68,20 @@ def test_run_mirrors_over_two_devices(two_devices, tmp_path, capsys):
     assert two["num_examples"] == one["num_examples"] == 1000
 
 
+def test_make_plan_refuses_what_tensorflow_cannot_do(two_devices):
+    config = config_of(global_batch_size=20, steps_per_execution=4)
+    if tf.keras.__version__.startswith("3."):
+        with pytest.raises(InputError, match=r"2 virtual devices.*--steps_per_execution=1"):
+            training.make_plan(config, two_devices, num_train=100)
+    else:
+        assert training.make_plan(config, two_devices, num_train=100).steps_per_epoch == 8  # 5 steps, up to 2 x 4
+
+
+def test_run_refuses_images_that_are_too_small_for_vgg16(tmp_path):
+    with pytest.raises(InputError, match="at least 32 x 32, these are 28 x 28"):
+        train(tmp_path / "run", model="vgg16")
+
+
 def test_run_counts_every_step_in_its_timing(finished_run):
     timing = read(finished_run / "timing.json")
     assert (timing["num_steps"], timing["num_discarded_steps"]) == (30, 1)
