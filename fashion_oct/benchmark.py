@@ -35,8 +35,6 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     options.refuse_arguments(arguments)
     config = options.config_from_flags(flag_values)
     values = {name: flag_values[name].value for name in flag_values}
-    if values["baseline"] == "article" and config.dataset != "fashion_mnist":
-        raise InputError(f"--baseline=article is for --dataset=fashion_mnist, not {config.dataset}: leave one out")
     if values["scaling"] == "weak" and config.global_batch_size is not None:
         raise InputError("--global_batch_size is for --scaling=strong: give --per_replica_batch_size, or that")
     replicas = parse_replicas(values["replicas"])

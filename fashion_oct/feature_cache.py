@@ -36,7 +36,8 @@ def cached_features(
     if len(cache.missing):
         with cache.filling():
             _fill(cache, prefix, examples, batch)
-    return CachedExamples(cache.rows, examples.labels, dtype, identity=name, cache=cache)
+    num_versions = getattr(examples, "num_versions", 1)
+    return CachedExamples(cache.rows, examples.labels, dtype, identity=name, num_versions=num_versions, cache=cache)
 
 
 def is_complete(prefix: tf.keras.Model, examples: Examples, *, folder: pathlib.Path) -> bool:

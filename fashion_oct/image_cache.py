@@ -12,9 +12,9 @@ import tensorflow as tf
 import tqdm
 
 from fashion_oct import row_cache
-from fashion_oct.input_pipeline import Examples, FileExamples, make_evaluation_dataset, make_indexed_dataset
+from fashion_oct.input_pipeline import Examples, FileExamples, Mirrored, make_evaluation_dataset, make_indexed_dataset
 
-_VERSION = 1  # of what decoding means: another one makes all caches new
+_VERSION = 2  # of what decoding means: another one makes all caches new
 _BATCH_SIZE = 64  # images decoded between two writes
 
 
@@ -26,6 +26,7 @@ class CachedExamples:
       labels: int32 [N].
       dtype: what the rows hold, where NumPy has no such type (bfloat16 is kept as uint16).
       identity: see `identity`.
+      num_versions: how many rows there are of each image, see `Mirrored`.
       cache: where the rows are on disk; is kept as long as these examples, so that it is not evicted.
     """
 
@@ -36,10 +37,11 @@ class CachedExamples:
         dtype: tf.DType,
         *,
         identity: str,
+        num_versions: int = 1,
         cache: row_cache.RowCache | None = None,
     ):
         self.rows, self.labels, self.identity = rows, labels, identity
-        self._dtype, self._cache = dtype, cache
+        self.num_versions, self._dtype, self._cache = num_versions, dtype, cache
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,6 +107,8 @@ def identity(examples: Examples) -> str:
     """
     if hasattr(examples, "identity"):
         return examples.identity
+    if isinstance(examples, Mirrored):
+        return hashlib.sha256(f"mirrored {identity(examples.examples)}".encode()).hexdigest()
     digest = hashlib.sha256(f"{_VERSION}".encode())
     if type(examples) is FileExamples:
         digest.update(repr(examples.image_shape).encode())

@@ -80,9 +80,8 @@ class Config:
         """Checks what no single flag can know."""
         if self.model == "convnet" and self.weights != "none":
             raise InputError(f"--weights={self.weights}: there are none for --model=convnet, give --weights=none")
-        if self.feature_cache == "on" and (self.model == "convnet" or self.augment):
-            reason = "--augment changes the images" if self.augment else "--model=convnet has no frozen prefix"
-            raise InputError(f"--feature_cache=on, but {reason}: give --feature_cache=off")
+        if self.feature_cache == "on" and self.model == "convnet":
+            raise InputError("--feature_cache=on, but --model=convnet has no frozen prefix: give --feature_cache=off")
         if self.per_replica_batch_size is not None and self.global_batch_size is not None:
             raise InputError(
                 f"--per_replica_batch_size={self.per_replica_batch_size} and "

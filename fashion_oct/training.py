@@ -217,6 +217,11 @@ def compile_model(model: tf.keras.Model, config: Config, plan: Plan) -> None:
     )
 
 
+def cache_folder(config: Config) -> pathlib.Path:
+    """Returns where caches are kept."""
+    return pathlib.Path(config.cache_dir) if config.cache_dir else row_cache.default_folder()
+
+
 def use_caches(
     model: tf.keras.Model,
     config: Config,
@@ -228,11 +233,16 @@ def use_caches(
 
     A cache that cannot be written is no reason to stop: training goes on without it.
     """
-    folder = pathlib.Path(config.cache_dir) if config.cache_dir else row_cache.default_folder()
+    folder = cache_folder(config)
     used = [splits.train] if splits.validation is None else [splits.train, splits.validation]
     try:
         if config.cache != "none" and isinstance(splits.train, input_pipeline.FileExamples):
             used = [image_cache.cached_images(examples, where=config.cache, folder=folder) for examples in used]
+    except OSError as error:
+        logging.warning("training goes on without a cache of images in %s: %s", folder, error)
+    if config.augment:
+        used[0] = input_pipeline.Mirrored(used[0])
+    try:
         if wants_feature_cache(model, config, plan, used, folder):
             with strategy.scope():
                 prefix, tail = models.split_after_frozen_prefix(model)
@@ -244,7 +254,7 @@ def use_caches(
             gigabytes = sum(examples.rows.nbytes for examples in used) / 1e9
             logging.info("the frozen prefix runs once: its output, %.2f GB, is kept in %s", gigabytes, folder)
     except OSError as error:
-        logging.warning("training goes on without a cache in %s: %s", folder, error)
+        logging.warning("training goes on without a cache of features in %s: %s", folder, error)
     row_cache.evict(folder, limit_bytes=int(config.cache_limit_gb * 1e9))
     return model, used[0], used[1] if len(used) > 1 else None
 
@@ -252,9 +262,10 @@ def use_caches(
 def wants_feature_cache(model: tf.keras.Model, config: Config, plan: Plan, used: list, folder: pathlib.Path) -> bool:
     """Says whether the frozen prefix should run once: "auto" where there are epochs to save, or a cache to use."""
     has_prefix = len(model.trainable_weights) < len(model.weights)
-    if config.feature_cache == "off" or not has_prefix or config.augment:
+    if config.feature_cache == "off" or not has_prefix:
         return False
-    if config.feature_cache == "on" or plan.num_steps > plan.steps_per_epoch:
+    num_versions = getattr(used[0], "num_versions", 1)  # of each image: so many epochs does the filling cost
+    if config.feature_cache == "on" or plan.num_steps > num_versions * plan.steps_per_epoch:
         return True
     prefix, _ = models.split_after_frozen_prefix(model)
     return all(feature_cache.is_complete(prefix, examples, folder=folder) for examples in used)
@@ -308,7 +319,6 @@ def fit(
         global_batch_size=batch_size,
         seed=config.seed,
         num_steps=plan.epochs * plan.steps_per_epoch,
-        augment=config.augment,
     )
     validation_batches = None
     if validation is not None:

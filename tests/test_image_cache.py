@@ -40,7 +40,7 @@ def all_of(dataset):
 def test_cached_images_give_the_batches_of_the_files(jpegs, where, tmp_path):
     examples = examples_of(jpegs)
     cached = image_cache.cached_images(examples, where=where, folder=tmp_path)
-    arguments = {"global_batch_size": 40, "seed": 3, "num_steps": 10, "start_step": 2, "augment": True}
+    arguments = {"global_batch_size": 40, "seed": 3, "num_steps": 10, "start_step": 2}
     for one, other in zip(
         input_pipeline.make_training_dataset(examples, **arguments),
         input_pipeline.make_training_dataset(cached, **arguments),

@@ -42,13 +42,13 @@ def test_make_training_dataset_keeps_images_and_labels_together():
         assert (images == labels[:, None, None, None]).all()
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("wrap", [lambda examples: examples, input_pipeline.Mirrored])
 @pytest.mark.parametrize("start_step", [1, 3, 4, 28, 29])
-def test_make_training_dataset_starts_at_any_step(start_step, augment):
+def test_make_training_dataset_starts_at_any_step(start_step, wrap):
     rng = np.random.default_rng(0)
     examples = input_pipeline.ArrayExamples(rng.integers(0, 256, (29, 4, 4, 1), np.uint8), np.arange(29))
-    whole = train_batches(examples, augment=augment)
-    rest = train_batches(examples, augment=augment, start_step=start_step)
+    whole = train_batches(wrap(examples))
+    rest = train_batches(wrap(examples), start_step=start_step)
     assert len(rest) == 29 - start_step
     for (images, labels), (other_images, other_labels) in zip(whole[start_step:], rest, strict=True):
         np.testing.assert_array_equal(images, other_images)
@@ -77,13 +77,26 @@ def test_make_training_dataset_shuffles_uniformly():
 def test_make_training_dataset_flips_about_half_of_the_images():
     images = np.zeros((50, 1, 2, 1), np.uint8)
     images[:, :, 1] = 255  # the right pixel is bright; mirrored, the left one is
-    batches = train_batches(
-        input_pipeline.ArrayExamples(images, np.zeros(50, int)), num_steps=40, global_batch_size=50, augment=True
-    )
+    examples = input_pipeline.Mirrored(input_pipeline.ArrayExamples(images, np.zeros(50, int)))
+    batches = train_batches(examples, num_steps=40, global_batch_size=50)
     flipped = np.concatenate([batch[:, 0, 0, 0] == 255 for batch, _ in batches])
     assert all(set(image.ravel()) == {0, 255} for batch, _ in batches for image in batch)
     assert 900 < flipped.sum() < 1100  # 2,000 throws of a coin: 1,000 with a standard deviation of 22
     assert len({tuple(row) for row in flipped.reshape(40, 50)}) == 40  # anew in each pass
+
+
+def test_mirrored_examples_are_the_images_and_then_their_mirror_images():
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 2), np.uint8)
+    mirrored = input_pipeline.Mirrored(input_pipeline.ArrayExamples(images, np.arange(5)))
+    shown, labels = input_pipeline.take(mirrored, np.array([0, 7, 4, 9]))
+    np.testing.assert_array_equal(shown, [images[0], images[2][:, ::-1], images[4], images[4][:, ::-1]])
+    assert labels.tolist() == [0, 2, 4, 4]
+    assert len(mirrored) == len(mirrored.labels) == 10
+
+
+def test_make_training_dataset_shows_every_mirrored_image_once_a_pass():
+    passes = labels_of(train_batches(input_pipeline.Mirrored(numbered(29)))).reshape(8, 29)
+    assert (np.sort(passes, axis=1) == np.arange(29)).all()
 
 
 def test_make_evaluation_dataset_shows_every_image_once_in_order():
@@ -170,6 +183,17 @@ def test_decode_image_resizes():
     image = input_pipeline.decode_image(encoded(np.full((10, 20), 77, np.uint8), "PNG"), (4, 5, 1))
     assert image.shape == (4, 5, 1)
     assert (image.numpy() == 77).all()
+
+
+def test_decode_image_averages_areas_where_an_image_gets_smaller():
+    pixels = np.array([[0, 100, 7, 7], [200, 100, 7, 7]], np.uint8)
+    image = input_pipeline.decode_image(encoded(pixels, "PNG"), (1, 2, 1))
+    assert image.numpy().ravel().tolist() == [100, 7]  # (0 + 100 + 200 + 100) / 4
+
+
+def test_decode_image_enlarges_smoothly():
+    image = input_pipeline.decode_image(encoded(np.array([[0, 100]], np.uint8), "PNG"), (1, 4, 1))
+    assert image.numpy().ravel().tolist() == [0, 25, 75, 100]  # bilinear, pixel centres at 1/4 and 3/4
 
 
 def test_decode_image_refuses_what_is_no_image():
