@@ -24,6 +24,7 @@ MODEL_DEFAULTS = {
         "dataset": "fashion_mnist",
         "per_replica_batch_size": 512,
         "epochs": 5,
+        "augment": False,
         "learning_rate": 1e-3,
         "lr_schedule": "constant",
         "warmup_epochs": 0.0,
@@ -32,7 +33,8 @@ MODEL_DEFAULTS = {
         "weights": "imagenet",
         "dataset": "oct2017",
         "per_replica_batch_size": 64,
-        "epochs": 5,
+        "epochs": 6,
+        "augment": True,
         "learning_rate": 2e-4,
         "lr_schedule": "cosine",
         "warmup_epochs": 1.0,
@@ -126,7 +128,7 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.integer("virtual_devices", None, "logical CPU devices to mirror over, to try replicas without GPUs", low=1)
     add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)
     add.integer("global_batch_size", None, "images a step over all replicas, instead of the former", low=1)
-    add.integer("epochs", None, "passes over the training split; default: 5", low=1)
+    add.integer("epochs", None, "passes over the training split; default: 5 convnet, 6 vgg16", low=1)
     add.integer("steps", None, "stop after this many steps, whatever --epochs says", low=1)
     add.number("learning_rate", None, "peak learning rate of Adam; default: 1e-3 convnet, 2e-4 vgg16", low=1e-12)
     add.enum(
@@ -136,7 +138,7 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
         "after the LR warm-up; default: constant convnet, cosine vgg16",
     )
     add.number("warmup_epochs", None, "epochs of LR warm-up, linear from 0; default: 0 convnet, 1 vgg16", low=0.0)
-    add.boolean("augment", False, "flip training images left to right at random")
+    add.boolean("augment", None, "flip training images left to right at random; default: only for vgg16")
     add.number("validation_fraction", 0.0, "share of the training split held out for validation", low=0.0, high=0.9)
     add.enum("precision", "auto", PRECISIONS, "auto: the fastest that this device computes natively")
     add.integer("steps_per_execution", 1, "steps in one call of the train function", low=1)
