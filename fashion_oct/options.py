@@ -4,6 +4,7 @@ Imports no TensorFlow: `--help` and every flag error answer at once.
 """
 
 import dataclasses
+import logging as std_logging
 import sys
 import textwrap
 from collections.abc import Callable
@@ -207,8 +208,7 @@ def run_command(
         if flag_values["help"].value:
             print(_help_text(usage, flag_values))
             sys.exit(0)
-        logging.use_absl_handler()
-        logging.set_verbosity(flag_values["verbosity"].value)
+        _log_to_stderr(flag_values["verbosity"].value)
         status = run(flag_values, arguments)
     except (flags.Error, InputError) as error:
         _exit_with(f"{error}", status=2)
@@ -217,6 +217,15 @@ def run_command(
     except OSError as error:
         _exit_with(f"{error}", status=1)
     sys.exit(status or 0)
+
+
+def _log_to_stderr(verbosity: int) -> None:
+    """Has absl's log written as plain lines; its own handler would complain that the global flags were not parsed."""
+    handler = std_logging.StreamHandler()
+    handler.setFormatter(std_logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.get_absl_logger()
+    logger.handlers, logger.propagate = [handler], False
+    logging.set_verbosity(verbosity)
 
 
 def _exit_with(message: str, *, status: int) -> None:
