@@ -1,4 +1,4 @@
-"""Imports point only downward (docs/architecture.md), and what must be light is light."""
+"""Imports point only downward (README, part Development), and what must be light is light."""
 
 import ast
 import pathlib

@@ -224,6 +224,31 @@ def test_two_replicas_train_and_evaluate_as_one_does(one_device, two_devices):
     assert len(probabilities) == 203
 
 
+def trained_vgg16(strategy, num_steps=10):
+    """Weights of a small VGG16 after SGD steps on 37 images; no batch of 8 divides them."""
+    rng = np.random.default_rng(0)
+    examples = input_pipeline.ArrayExamples(rng.integers(0, 256, (37, 32, 32, 1), np.uint8), np.arange(37) % 4)
+    spec = input_pipeline.DataSpec(image_shape=(32, 32, 1), class_names=("CNV", "DME", "DRUSEN", "NORMAL"))
+    config = config_of(model="vgg16", global_batch_size=8, feature_cache="off")
+    plan = training.make_plan(config, strategy, num_train=37)
+    tf.keras.utils.set_random_seed(1)
+    model = training.build(config, strategy, spec, plan)
+    with strategy.scope():
+        model.compile(tf.keras.optimizers.SGD(0.001), tf.keras.losses.SparseCategoricalCrossentropy())
+    dataset = input_pipeline.make_training_dataset(examples, global_batch_size=8, seed=0, num_steps=num_steps)
+    before = model.get_weights()
+    model.fit(dataset, epochs=1, steps_per_epoch=num_steps, verbose=0, shuffle=False)
+    return before, model.get_weights()
+
+
+def test_two_replicas_train_vgg16_as_one_does(one_device, two_devices):
+    before, one = trained_vgg16(one_device)
+    _, two = trained_vgg16(two_devices)
+    assert max(np.abs(new - old).max() for new, old in zip(one, before, strict=True)) > 1e-3
+    for weights, mirrored in zip(one, two, strict=True):
+        np.testing.assert_allclose(weights, mirrored, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("num_examples", [2, 17, 33])
 def test_predict_probabilities_scores_a_last_batch_smaller_than_the_replicas(two_devices, num_examples):
     splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
