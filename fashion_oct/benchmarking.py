@@ -182,6 +182,7 @@ def summarise(points: list[dict]) -> list[dict]:
                 "per_replica_batch_size": point["per_replica_batch_size"],
                 "global_batch_size": point["global_batch_size"],
                 "precision": point["precision"],
+                "shares_cores": len(point["devices"]) > 1 and point["devices"][0].startswith("CPU"),
                 "images_per_second": medians["real"],
                 "images_per_second_ci95": reports.median_interval(throughputs["real"]),
                 "speed_up": speed_up,
@@ -213,9 +214,16 @@ def verdict(row: dict) -> str:
             f"{where}: input-bound, training reaches {share:.1%} of what the model alone does (the pipeline alone: "
             f"{spare:.1f} times the model). Try --cache=memory or disk, prepare --shards, or a larger batch"
         )
+    advice = [] if row["precision"] != "float32" else ["--precision=mixed_bfloat16 where the device is fast at it"]
+    if row["shares_cores"]:
+        advice.append(
+            "real devices: virtual ones share this machine's cores, so that a speed-up of 1 is all they can give"
+        )
+    else:
+        advice.append("more devices")
     return (
         f"{where}: compute-bound, training reaches {share:.1%} of what the model alone does (the pipeline alone: "
-        f"{spare:.1f} times the model). Try --precision=auto, more devices, or for vgg16 --feature_cache=on"
+        f"{spare:.1f} times the model). Try {' or '.join(advice)}"
     )
 
 

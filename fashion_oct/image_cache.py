@@ -14,7 +14,7 @@ import tqdm
 from fashion_oct import row_cache
 from fashion_oct.input_pipeline import Examples, FileExamples, Mirrored, make_evaluation_dataset, make_indexed_dataset
 
-_VERSION = 2  # of what decoding means: another one makes all caches new
+_VERSION = 1  # of what decoding means: another one makes all caches new
 _BATCH_SIZE = 64  # images decoded between two writes
 
 

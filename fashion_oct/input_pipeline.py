@@ -288,7 +288,7 @@ def _finish(batches: tf.data.Dataset, batch_size: int | None, *, num_batches: in
 
 
 def decode_image(contents: tf.Tensor, image_shape: tuple[int, int, int]) -> tf.Tensor:
-    """Decodes a JPEG or PNG and resizes it: by area where it gets smaller, else bilinear.
+    """Decodes a JPEG or PNG and resizes it (bilinear, as the tutorial did).
 
     Colour becomes grey by the standard weights where `image_shape` has one channel.
 
@@ -304,12 +304,6 @@ def decode_image(contents: tf.Tensor, image_shape: tuple[int, int, int]) -> tf.T
     """
     height, width, channels = image_shape
     image = tf.io.decode_image(contents, channels=channels, expand_animations=False)  # [h, w, C]
-    size = tf.shape(image)
-    # averaging over areas keeps what is small, bilinear sampling of a large scan skips it; enlarging is bilinear
-    resized = tf.cond(
-        (size[0] >= height) & (size[1] >= width),
-        lambda: tf.image.resize(image, [height, width], method="area"),
-        lambda: tf.image.resize(image, [height, width]),
-    )  # float32 [H, W, C]
+    resized = tf.image.resize(image, [height, width])  # float32 [H, W, C]
     resized.set_shape(image_shape)
     return tf.cast(tf.round(resized), tf.uint8)

@@ -22,6 +22,7 @@ def point(num_replicas, real, resident=(200, 200, 200), article=None):
         "per_replica_batch_size": 10,
         "global_batch_size": 10 * num_replicas,
         "precision": "float32",
+        "devices": [f"CPU:{i}" for i in range(num_replicas)],
         "steps_per_epoch": 6,
         "images_per_second_of_repeats": throughputs,
         "step_seconds": None,
