@@ -34,7 +34,7 @@ MODEL_DEFAULTS = {
         "weights": "imagenet",
         "dataset": "oct2017",
         "per_replica_batch_size": 64,
-        "epochs": 6,
+        "epochs": 10,
         "augment": True,
         "learning_rate": 2e-4,
         "lr_schedule": "cosine",
@@ -129,7 +129,7 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.integer("virtual_devices", None, "logical CPU devices to mirror over, to try replicas without GPUs", low=1)
     add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)
     add.integer("global_batch_size", None, "images a step over all replicas, instead of the former", low=1)
-    add.integer("epochs", None, "passes over the training split; default: 5 convnet, 6 vgg16", low=1)
+    add.integer("epochs", None, "passes over the training split; default: 5 convnet, 10 vgg16", low=1)
     add.integer("steps", None, "stop after this many steps, whatever --epochs says", low=1)
     add.number("learning_rate", None, "peak learning rate of Adam; default: 1e-3 convnet, 2e-4 vgg16", low=1e-12)
     add.enum(
