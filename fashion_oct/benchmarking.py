@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from fashion_oct import datasets, distribution, files, image_cache, input_pipeline, reports, training
+from fashion_oct import datasets, distribution, files, input_pipeline, reports, training
 from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory
 
@@ -53,9 +53,7 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
     plan = training.make_plan(config, strategy, num_train=len(splits.train))
     model = training.build(config, strategy, splits.spec, plan)
     size = plan.batch.global_batch_size
-    train = splits.train
-    if config.cache != "none" and isinstance(train, input_pipeline.FileExamples):
-        train = image_cache.cached_images(train, where=config.cache, folder=training.cache_folder(config))
+    train = training.cache_images(config, splits.train)
     real = input_pipeline.make_training_dataset(
         input_pipeline.Mirrored(train) if config.augment else train,
         global_batch_size=size,

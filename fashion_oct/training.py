@@ -222,6 +222,13 @@ def cache_folder(config: Config) -> pathlib.Path:
     return pathlib.Path(config.cache_dir) if config.cache_dir else row_cache.default_folder()
 
 
+def cache_images(config: Config, examples: input_pipeline.Examples) -> input_pipeline.Examples:
+    """Returns examples whose images are decoded once, where they are files and `config.cache` asks for it."""
+    if config.cache == "none" or not isinstance(examples, input_pipeline.FileExamples):
+        return examples
+    return image_cache.cached_images(examples, where=config.cache, folder=cache_folder(config))
+
+
 def use_caches(
     model: tf.keras.Model,
     config: Config,
@@ -236,8 +243,7 @@ def use_caches(
     folder = cache_folder(config)
     used = [splits.train] if splits.validation is None else [splits.train, splits.validation]
     try:
-        if config.cache != "none" and isinstance(splits.train, input_pipeline.FileExamples):
-            used = [image_cache.cached_images(examples, where=config.cache, folder=folder) for examples in used]
+        used = [cache_images(config, examples) for examples in used]
     except OSError as error:
         logging.warning("training goes on without a cache of images in %s: %s", folder, error)
     if config.augment:

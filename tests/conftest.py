@@ -44,6 +44,14 @@ def oct_folder():
 
 
 @pytest.fixture(scope="session")
+def vgg16_weights():
+    """The published ImageNet weights of VGG16 without its top; the test is skipped where they are not at hand."""
+    if not (SHARED_DATA / "vgg16_imagenet_notop.h5").is_file():
+        pytest.skip("the ImageNet weights are not at hand")
+    return SHARED_DATA / "vgg16_imagenet_notop.h5"
+
+
+@pytest.fixture(scope="session")
 def fashion_mnist_folder():
     """Debian's copy of the full Fashion-MNIST; the test is skipped where it is not installed."""
     if not DEBIAN_FASHION_MNIST.is_dir():

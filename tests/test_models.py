@@ -1,6 +1,5 @@
 """The networks: sizes by hand, preprocessing inside, float32 probabilities."""
 
-import pathlib
 import re
 
 import numpy as np
@@ -9,8 +8,6 @@ import tensorflow as tf
 
 from fashion_oct import models
 from fashion_oct.errors import InputError
-
-SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(params=["float32", "mixed_bfloat16", "mixed_float16"])
@@ -117,14 +114,11 @@ def test_vgg16_scales_to_the_unit_interval_for_the_tutorial():
     np.testing.assert_allclose(scaled(np.full((1, 32, 32, 1), 51, np.uint8)), 0.2, atol=1e-6)
 
 
-def test_vgg16_loads_the_published_weights():
+def test_vgg16_loads_the_published_weights(vgg16_weights):
     import h5py
 
-    path = SHARED_DATA / "vgg16_imagenet_notop.h5"
-    if not path.exists():
-        pytest.skip("the ImageNet weights are not at hand")
-    model = models.vgg16((32, 32, 1), 4, weights=str(path))
-    with h5py.File(path) as file:
+    model = models.vgg16((32, 32, 1), 4, weights=str(vgg16_weights))
+    with h5py.File(vgg16_weights) as file:
         for layer in ("block1_conv1", "block5_conv3"):
             stored = [file[layer][name][:] for name in file[layer].attrs["weight_names"]]
             for one, two in zip(model.get_layer(layer).get_weights(), stored, strict=True):
