@@ -26,6 +26,10 @@ def define_flags(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_integer("timed_steps", 60, "steps of a repeat", lower_bound=5, **where)
     flags.DEFINE_integer("repeats", 5, "repeats of each kind of run", lower_bound=1, **where)
     flags.DEFINE_enum("baseline", "none", ["none", "article"], "measure the tutorial's own loop as well", **where)
+    flags.DEFINE_boolean("whole_runs", False, "time whole runs of train and of the tutorial's loop instead", **where)
+    flags.DEFINE_list("batch_factors", [], "instead: accuracy at these multiples of the reference batch", **where)
+    flags.DEFINE_list("rules", ["none", "sqrt"], "values of --lr_scaling to compare", **where)
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "seeds of that comparison", **where)
     flags.DEFINE_string("out", "runs/benchmark", "folder to write", **where)
     flags.DEFINE_integer("point", None, "internal: measure this number of replicas in this process", **where)
 
@@ -37,10 +41,15 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     values = {name: flag_values[name].value for name in flag_values}
     if values["scaling"] == "weak" and config.global_batch_size is not None:
         raise InputError("--global_batch_size is for --scaling=strong: give --per_replica_batch_size, or that")
-    replicas = parse_replicas(values["replicas"])
+    replicas = parse_numbers("replicas", values["replicas"], at_least=1)
+    if values["batch_factors"]:
+        return study_batches(config, values)
     quiet.import_tensorflow()
     from fashion_oct import benchmarking
 
+    if values["point"] == benchmarking.ARTICLE:
+        benchmarking.run_article(config)
+        return 0
     if values["point"]:
         config = benchmarking.point_config(config, values["point"], is_strong=values["scaling"] == "strong")
         has_article = values["baseline"] == "article"
@@ -49,16 +58,37 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
         )
         print(benchmarking.POINT_MARK + json.dumps(point))
         return 0
+    if values["whole_runs"]:
+        print(benchmarking.compare_whole_runs(config, pathlib.Path(values["out"])))
+        return 0
     command = [sys.executable, "-m", "fashion_oct.benchmark", *sys.argv[1:]]
     points, failures = benchmarking.run_points({n: [*command, f"--point={n}"] for n in replicas})
     print(benchmarking.report(pathlib.Path(values["out"]), points, failures))
     return 1 if failures else 0
 
 
-def parse_replicas(texts: list[str]) -> list[int]:
-    """Returns the numbers of replicas, ascending, each once."""
-    if not texts or not all(text.strip().isdigit() and int(text) for text in texts):
-        raise InputError(f"--replicas={','.join(texts)}: give whole numbers above 0, for example --replicas=1,2,4")
+def study_batches(config: options.Config, values: dict) -> int:
+    """Trains at several batch sizes and compares test accuracies."""
+    from fashion_oct import batch_study
+
+    rules = values["rules"]
+    if unknown := sorted(set(rules) - {"none", "sqrt", "linear"}):
+        raise InputError(f"--rules={','.join(rules)}: {unknown[0]!r} is none of none, sqrt, linear")
+    words = batch_study.run_study(
+        config,
+        pathlib.Path(values["out"]),
+        factors=parse_numbers("batch_factors", values["batch_factors"], at_least=1),
+        rules=rules,
+        seeds=parse_numbers("seeds", values["seeds"], at_least=0),
+    )
+    print(words)
+    return 0
+
+
+def parse_numbers(name: str, texts: list[str], *, at_least: int) -> list[int]:
+    """Returns the numbers of a list flag, ascending, each once."""
+    if not texts or not all(text.strip().isdigit() and int(text) >= at_least for text in texts):
+        raise InputError(f"--{name}={','.join(texts)}: give whole numbers of at least {at_least}, as in --{name}=1,2,4")
     return sorted({int(text) for text in texts})
 
 

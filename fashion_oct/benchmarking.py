@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -11,11 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from fashion_oct import datasets, distribution, files, input_pipeline, reports, training
+from fashion_oct import datasets, distribution, feature_cache, files, input_pipeline, models, reports, training
 from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory
 
 INPUT_BOUND_BELOW = 0.97  # share of the resident batch's throughput that a pipeline should reach
+ARTICLE = 0  # the number of replicas that stands for the tutorial's whole loop
 POINT_MARK = "benchmark point: "  # what the line starts with that a point's process answers with
 
 
@@ -38,53 +40,117 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
     """Measures one number of replicas, in this process.
 
     Every repeat times `num_steps` steps of each kind in turn, so that a machine that slows down slows all alike:
-      real       `fit` on the training pipeline
+      real       `fit` on the training pipeline; where the feature cache is used, of the tail on cached features
       resident   `fit` on one batch, repeated: the model alone
       pipeline   the training pipeline read without a model
-      article_pipeline, article    the tutorial's own pipeline, and for Fashion-MNIST its loop, where asked for
+      prefix, matmul    the frozen prefix, and a large matrix product in its precision, in FLOP/s; few steps
+      article_pipeline, article    the tutorial's own pipeline and loop, where asked for; of VGG16 few steps
 
     Returns:
-      num_replicas, batch sizes, epoch_steps, and for each kind the images/second of the repeats; for "real" also the
-      step-time percentiles of the median repeat.
+      num_replicas, batch sizes, steps_per_epoch, and for each kind the rates of the repeats, in images/second where
+      nothing else is said; for "real" also the step-time percentiles of the median repeat.
     """
     tf.keras.utils.set_random_seed(config.seed)
     strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
     splits = training.load_splits(config)
     plan = training.make_plan(config, strategy, num_train=len(splits.train))
-    model = training.build(config, strategy, splits.spec, plan)
-    size = plan.batch.global_batch_size
-    train = training.cache_images(config, splits.train)
-    real = input_pipeline.make_training_dataset(
-        input_pipeline.Mirrored(train) if config.augment else train,
-        global_batch_size=size,
-        seed=config.seed,
-        num_steps=sys.maxsize,
-    )
-    resident = tf.data.Dataset.from_tensors(next(iter(real))).repeat()
-    kinds: dict[str, Callable[[], dict]] = {
-        "real": lambda: _time_fit(model, real, size, num_steps),
-        "resident": lambda: _time_fit(model, resident, size, num_steps),
-        "pipeline": lambda: _time_pipeline(strategy, real, size, num_steps),
-    }
+    kinds, percentiles = _kinds_of_ours(config, strategy, plan, splits, num_steps), []
     if has_article:
-        article_batches = _article_batches(splits, size)
-        kinds["article_pipeline"] = lambda: _time_pipeline(strategy, article_batches, size, num_steps)
-        if config.dataset == "fashion_mnist":
-            article = _article_convnet(splits, strategy)
-            kinds["article"] = lambda: _time_fit(article, article_batches, size, num_steps)
+        kinds |= _kinds_of_article(config, strategy, splits, plan.batch.global_batch_size, num_steps)
     for measure in kinds.values():
         measure()  # traces, fills caches; not counted
-    repeats = [{kind: measure() for kind, measure in kinds.items()} for _ in range(num_repeats)]
-    throughputs = {kind: [repeat[kind]["images_per_second"] for repeat in repeats] for kind in kinds}
-    median = sorted(repeats, key=lambda repeat: repeat["real"]["images_per_second"])[num_repeats // 2]
+    rates = {kind: [] for kind in kinds}
+    for _ in range(num_repeats):
+        for kind, measure in kinds.items():
+            summary = measure()
+            if kind == "real":
+                percentiles.append((summary["images_per_second"], summary["step_seconds"]))
+            rates[kind].append(summary["images_per_second"] if isinstance(summary, dict) else summary)
     return {
         **dataclasses.asdict(plan.batch),
         "devices": plan.devices,
         "precision": plan.precision,
         "steps_per_epoch": plan.steps_per_epoch,
-        "images_per_second_of_repeats": throughputs,
-        "step_seconds": median["real"]["step_seconds"],
+        "rates_of_repeats": rates,
+        "step_seconds": sorted(percentiles, key=lambda pair: pair[0])[num_repeats // 2][1],
     }
+
+
+def _kinds_of_ours(config, strategy, plan: training.Plan, splits: datasets.Splits, num_steps: int) -> dict:
+    model = training.build(config, strategy, splits.spec, plan)
+    trained, train, _ = training.use_caches(model, config, strategy, plan, splits)
+    size = plan.batch.global_batch_size
+    order = {"global_batch_size": size, "seed": config.seed, "num_steps": num_steps}
+    real = input_pipeline.make_training_dataset(train, **order)
+    kinds: dict[str, Callable[[], dict | float]] = {}
+    if isinstance(train, feature_cache.Features):
+        train.fill(np.unique(list(input_pipeline.training_indices(train, **order).as_numpy_iterator())))
+        images = input_pipeline.make_evaluation_dataset(splits.train, global_batch_size=size).repeat()
+        flops, dtype = models.forward_flops(train.prefix), train.prefix.compute_dtype
+        kinds["prefix"] = lambda: flops * _time_prefix(strategy, train, images, size, _few(num_steps))
+        kinds["matmul"] = lambda: plan.batch.num_replicas * _time_matmul(dtype)
+    resident = tf.data.Dataset.from_tensors(next(iter(real))).repeat()
+    return kinds | {
+        "real": lambda: _time_fit(trained, real, size, num_steps),
+        "resident": lambda: _time_fit(trained, resident, size, num_steps),
+        "pipeline": lambda: _time_pipeline(strategy, real, size, num_steps - 1),
+    }
+
+
+def _kinds_of_article(config, strategy, splits: datasets.Splits, size: int, num_steps: int) -> dict:
+    batches, model = _article_batches(splits, size), _article_model(config, splits, strategy)
+    loop_steps = num_steps if config.model == "convnet" else _few(num_steps)
+    return {
+        "article_pipeline": lambda: _time_pipeline(strategy, batches, size, num_steps),
+        "article": lambda: _time_fit(model, batches, size, loop_steps),
+    }
+
+
+def _few(num_steps: int) -> int:
+    return max(3, num_steps // 20)  # of VGG16 on images, a step of which takes seconds on a CPU
+
+
+def run_article(config: Config) -> None:
+    """Trains as the tutorial did, for `config.epochs`: its pipeline, its loop, float32; evaluates nothing."""
+    tf.keras.utils.set_random_seed(config.seed)
+    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
+    splits = training.load_splits(config)
+    plan = training.make_plan(config, strategy, num_train=len(splits.train))
+    batches = _article_batches(splits, plan.batch.global_batch_size)
+    model = _article_model(config, splits, strategy)
+    model.fit(batches, epochs=config.epochs, steps_per_epoch=plan.steps_per_epoch, verbose=2, shuffle=False)
+
+
+def compare_whole_runs(config: Config, folder: pathlib.Path) -> str:
+    """Times whole processes: `train` from an empty cache, again from the full one, and the tutorial's loop.
+
+    Args:
+      config: of the runs.
+      folder: gets the run folders, whole_runs.json, and meanwhile the cache.
+
+    Raises:
+      RuntimeError: one of them failed.
+    """
+    flags = dataclasses.replace(config, workdir=None, cache_dir=str(folder / "cache")).to_flags().split()
+    python = [sys.executable, "-m"]
+    commands = {
+        "ours, empty cache": [*python, "fashion_oct.train", *flags, f"--workdir={folder / 'empty_cache'}"],
+        "ours, full cache": [*python, "fashion_oct.train", *flags, f"--workdir={folder / 'full_cache'}"],
+        "the tutorial's loop": [*python, "fashion_oct.benchmark", *flags, f"--point={ARTICLE}"],
+    }
+    seconds = {}
+    for name, command in commands.items():
+        print(f"running {name} ...", flush=True)
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        seconds[name] = time.perf_counter() - begin
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    files.write_json(folder / "whole_runs.json", {"epochs": config.epochs, "seconds": seconds})
+    slowest = seconds["the tutorial's loop"]
+    lines = [f"{name:20} {value:8.1f} s  {slowest / value:5.2f} times as fast" for name, value in seconds.items()]
+    return "\n".join([f"whole processes, {config.epochs} epochs:", *lines, f"written: {folder / 'whole_runs.json'}"])
 
 
 def _time_fit(model: tf.keras.Model, batches: tf.data.Dataset, size: int, num_steps: int) -> dict:
@@ -119,28 +185,65 @@ def _article_batches(splits: datasets.Splits, size: int) -> tf.data.Dataset:
     return batches.batch(size).prefetch(tf.data.AUTOTUNE)
 
 
-def _article_convnet(splits: datasets.Splits, strategy: tf.distribute.Strategy) -> tf.keras.Model:
-    """Returns the tutorial's ConvNet in current Keras: float32, and no preprocessing inside."""
-    layers = tf.keras.layers
+def _time_prefix(strategy, features: feature_cache.Features, images, size: int, num_steps: int) -> float:
+    """Returns images a second, decoding included, as when a cache is filled."""
+    batches = iter(strategy.experimental_distribute_dataset(images.map(lambda images, labels: images)))
+    features.run_prefix(next(batches))
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        features.run_prefix(next(batches))
+    return num_steps * size / (time.perf_counter() - start)
+
+
+def _time_matmul(dtype: str, size: int = 4096) -> float:
+    """Returns the FLOP/s of a square matrix product: what the device can do at best."""
+    matrix = tf.cast(tf.random.stateless_normal([size, size], [1, 2]), dtype)
+    multiply = tf.function(lambda: tf.reduce_sum(tf.linalg.matmul(matrix, matrix)))
+    multiply().numpy()
+    start = time.perf_counter()
+    for _ in range(5):
+        multiply().numpy()
+    return 5 * 2 * size**3 / (time.perf_counter() - start)
+
+
+def _article_model(config: Config, splits: datasets.Splits, strategy: tf.distribute.Strategy) -> tf.keras.Model:
+    """Returns the tutorial's network in current Keras: float32, and no preprocessing inside."""
     policy = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy("float32")
     with strategy.scope():
-        model = tf.keras.Sequential(
-            [
-                layers.Input(splits.spec.image_shape),
-                layers.Conv2D(32, 3, activation="relu"),
-                layers.MaxPooling2D(2),
-                layers.Conv2D(64, 3, activation="relu"),
-                layers.MaxPooling2D(2),
-                layers.Conv2D(64, 3, activation="relu"),
-                layers.Flatten(),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(splits.spec.num_classes, activation="softmax"),
-            ]
-        )
+        model = _article_vgg16(config, splits) if config.model == "vgg16" else _article_convnet(splits)
         model.compile(tf.keras.optimizers.Adam(1e-3), "categorical_crossentropy", metrics=["accuracy"])
     tf.keras.mixed_precision.set_global_policy(policy)
     return model
+
+
+def _article_vgg16(config: Config, splits: datasets.Splits) -> tf.keras.Model:
+    layers = tf.keras.layers
+    weights = None if config.weights == "none" else config.weights
+    base = tf.keras.applications.VGG16(
+        include_top=False, weights=weights, input_shape=(*splits.spec.image_shape[:2], 3)
+    )
+    for layer in base.layers[:-4]:
+        layer.trainable = False
+    x = layers.Flatten()(base.output)
+    return tf.keras.Model(base.input, layers.Dense(splits.spec.num_classes, activation="softmax")(x))
+
+
+def _article_convnet(splits: datasets.Splits) -> tf.keras.Model:
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input(splits.spec.image_shape),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(splits.spec.num_classes, activation="softmax"),
+        ]
+    )
 
 
 def run_points(commands: dict[int, list[str]]) -> tuple[list[dict], dict[int, str]]:
@@ -169,8 +272,8 @@ def summarise(points: list[dict]) -> list[dict]:
     """Returns for each point medians, a 95% interval over the repeats, speed-up S(n), efficiency E(n), control runs."""
     rows = []
     for point in points:
-        throughputs = point["images_per_second_of_repeats"]
-        medians = {kind: float(np.median(values)) for kind, values in throughputs.items()}
+        rates = point["rates_of_repeats"]
+        medians = {kind: float(np.median(values)) for kind, values in rates.items()}
         if not rows:  # S(n) is against one replica, or what the smallest point says of one
             of_one = medians["real"] / point["num_replicas"]
         speed_up = medians["real"] / of_one
@@ -182,24 +285,27 @@ def summarise(points: list[dict]) -> list[dict]:
                 "precision": point["precision"],
                 "shares_cores": len(point["devices"]) > 1 and point["devices"][0].startswith("CPU"),
                 "images_per_second": medians["real"],
-                "images_per_second_ci95": reports.median_interval(throughputs["real"]),
+                "images_per_second_ci95": reports.median_interval(rates["real"]),
                 "speed_up": speed_up,
                 "efficiency": speed_up / point["num_replicas"],
                 "epoch_seconds": point["steps_per_epoch"] * point["global_batch_size"] / medians["real"],
                 # ratios of the same repeat: what slows the machine for a while slows both
-                "of_resident": _median_ratio(throughputs["real"], throughputs["resident"]),
+                "of_resident": _median_ratio(rates["real"], rates["resident"]),
                 "pipeline_images_per_second": medians["pipeline"],
                 "resident_images_per_second": medians["resident"],
-                "pipeline_of_article": _median_ratio(throughputs["pipeline"], throughputs.get("article_pipeline")),
-                "of_article": _median_ratio(throughputs["real"], throughputs.get("article")),
+                "pipeline_of_article": _median_ratio(rates["pipeline"], rates.get("article_pipeline")),
+                "of_article": _median_ratio(rates["real"], rates.get("article")),
+                # 28 GFLOP an image for VGG16 of 224 x 224
+                "prefix_flops_per_second": medians.get("prefix"),
+                "prefix_of_matmul": _median_ratio(rates.get("prefix"), rates.get("matmul")),
                 "step_seconds": point["step_seconds"],
             }
         )
     return rows
 
 
-def _median_ratio(values: list[float], others: list[float] | None) -> float | None:
-    return float(np.median(np.divide(values, others))) if others else None
+def _median_ratio(values: list[float] | None, others: list[float] | None) -> float | None:
+    return float(np.median(np.divide(values, others))) if values and others else None
 
 
 def verdict(row: dict) -> str:
@@ -246,4 +352,9 @@ def report(folder: pathlib.Path, points: list[dict], failures: dict[int, str]) -
         for kind, name in (("of_article", "training"), ("pipeline_of_article", "the pipeline alone")):
             if row[kind] is not None:
                 lines.append(f"          {name}: {row[kind]:.2f} times the tutorial's own in the same run")
+        if row["prefix_of_matmul"] is not None:
+            lines.append(
+                f"          the frozen prefix: {row['prefix_flops_per_second'] / 1e9:,.0f} GFLOP/s, "
+                f"{row['prefix_of_matmul']:.0%} of a large matrix product in the same run"
+            )
     return "\n".join([*lines, *(verdict(row) for row in rows), f"written: {folder}"])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fashion_oct import fashion_mnist, oct_folder
+from fashion_oct import fashion_mnist, oct_folder, tfds_folder
 from fashion_oct.errors import InputError
 from fashion_oct.input_pipeline import ArrayExamples, DataSpec, Examples, FileExamples, decode_image
 
@@ -177,8 +177,9 @@ def _open_prepared(folder: str, name: str) -> tuple[oct_folder.Split, Sequence[b
     import tensorflow_datasets as tfds
 
     try:
-        builder = tfds.builder_from_directory(folder)
+        builder = tfds_folder.open_builder(folder, "oct2017")
         columns = builder.info.metadata[name]
+        _check_columns(columns, builder.info.features["label"].num_classes, builder.info.splits[name].num_examples)
         split = oct_folder.Split(
             paths=[os.path.join(folder, name, file_name) for file_name in columns["file_name"]],  # for messages
             labels=np.array(columns["label"], np.int32),
@@ -196,6 +197,17 @@ def _open_prepared(folder: str, name: str) -> tuple[oct_folder.Split, Sequence[b
             f"{folder} cannot be read as a prepared oct2017 ({reason}); build it with "
             "`prepare --shards`, or `tfds build --file_format=array_record`"
         ) from error
+
+
+def _check_columns(columns: dict[str, list], num_classes: int, num_records: int) -> None:
+    """Raises ValueError where the columns of a prepared split cannot be those of its records."""
+    num_images = len(columns["file_name"])
+    for name, limit in (("label", num_classes), ("record", num_records)):
+        if len(columns[name]) != num_images or not set(columns[name]) <= set(range(limit)):
+            raise ValueError(f"the {name}s in metadata.json are not {num_images} numbers below {limit}")
+    for name in ("file_name", "patient"):
+        if len(columns[name]) != num_images or not all(os.path.basename(text) == text for text in columns[name]):
+            raise ValueError(f"the {name}s in metadata.json are not {num_images} names")
 
 
 def _find_prepared(data_dir: str) -> str | None:
@@ -242,7 +254,13 @@ class RecordExamples(FileExamples):
             labels = tf.constant(self.labels)
 
         def read(index):
-            return np.array(self.source.__getitems__(self.records[index].tolist()), object)
+            try:
+                records = self.source.__getitems__(self.records[index].tolist())
+            except Exception as error:  # as TensorFlow tells of a file that does not decode
+                raise ValueError(f"damaged records ({error})") from error
+            if any(record.count(b"\xff\xda") > oct_folder.MAX_SCANS for record in records):
+                raise ValueError("a JPEG has too many scans")  # see MAX_SCANS: decoding it could take hours
+            return np.array(records, object)
 
         def load(index):  # Python once a batch; the rest of the pipeline runs in TensorFlow
             records = tf.ensure_shape(tf.numpy_function(read, [index], tf.string), [None])

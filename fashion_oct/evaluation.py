@@ -3,13 +3,16 @@
 import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from fashion_oct import datasets, distribution, files, input_pipeline, reports
+from fashion_oct import datasets, distribution, files, input_pipeline, model_file, oct_folder, options, reports
 from fashion_oct.errors import InputError
+
+_MAX_CONFIG_BYTES = 64 << 20  # 100,000 bad images, named with their reasons, take 20 MB
 
 
 def predict_probabilities(
@@ -35,31 +38,53 @@ def predict_probabilities(
 def read_settings(workdir: str | os.PathLike) -> dict:
     """Reads the config.json of a run folder.
 
+    Returns:
+      What the file holds. The names of the classes are there and are texts; nothing else is checked.
+
     Raises:
       InputError: this is no run folder, or the file is damaged.
     """
     path = pathlib.Path(workdir) / "config.json"
+    if not path.is_file():
+        raise InputError(f"--workdir={workdir} has no config.json: give a run folder that train wrote")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"--workdir={workdir} has no config.json: give a run folder that train wrote") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): give the folder of another run") from error
+        if (num_bytes := path.stat().st_size) > _MAX_CONFIG_BYTES:
+            raise ValueError(f"it has {num_bytes} bytes, the limit is {_MAX_CONFIG_BYTES}")
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        class_names = settings["dataset"]["class_names"]
+        if not isinstance(class_names, list) or not class_names or {type(name) for name in class_names} != {str}:
+            raise ValueError(f"its class names are {class_names!r:.200}")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} cannot be read ({reason}): give the folder of another run") from error
+    return settings
 
 
 def load_model(workdir: str | os.PathLike) -> tf.keras.Model:
-    """Loads the model of a finished run, for predictions.
+    """Loads the model of a finished run, for predictions, without running code that the file could hold.
 
     Raises:
-      InputError: there is none, or it is damaged.
+      InputError: there is none, it is damaged or compressed, has other layers than those of `model_file`, or does
+        not map grey or RGB images to the classes of the run.
     """
     path = pathlib.Path(workdir) / "model.keras"
     if not path.is_file():
         raise InputError(f"--workdir={workdir} has no model.keras: give the folder of a finished run")
+    num_classes = len(read_settings(workdir)["dataset"]["class_names"])
     try:
-        return tf.keras.models.load_model(path, compile=False)  # safe mode: no code is loaded
+        model_file.check(path)
+        model = tf.keras.models.load_model(path, compile=False, safe_mode=True)
+        _check_shapes(model.input_shape, model.output_shape, num_classes)
     except Exception as error:  # Keras raises many kinds
         raise InputError(f"{path} cannot be loaded ({type(error).__name__}: {error}): train again") from error
+    return model
+
+
+def _check_shapes(input_shape: Any, output_shape: Any, num_classes: int) -> None:
+    is_image = isinstance(input_shape, tuple) and len(input_shape) == 4 and input_shape[3] in (1, 3)
+    is_bounded = is_image and all(side and side <= oct_folder.MAX_SIDE for side in input_shape[1:3])
+    if not is_bounded or output_shape != (None, num_classes):
+        raise ValueError(f"it maps {input_shape} to {output_shape}, not images to {num_classes} classes")
 
 
 def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
@@ -73,7 +98,8 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
       InputError: no such run, or its dataset is not the one that it was trained on.
     """
     settings = read_settings(workdir)
-    config, trained_on = settings["config"], settings["dataset"]
+    config, global_batch_size = _evaluation_settings(settings, workdir)
+    trained_on = settings["dataset"]
     splits = datasets.load(
         config["dataset"],
         data_dir=data_dir or config["data_dir"],
@@ -91,9 +117,29 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
             load_model(workdir),
             splits,
             workdir=pathlib.Path(workdir),
-            global_batch_size=settings["plan"]["batch"]["global_batch_size"],
+            global_batch_size=global_batch_size,
         )
     return f"{in_words(report)}\ndata: {splits.source}\nreport: {pathlib.Path(workdir) / 'evaluation.json'}"
+
+
+def _evaluation_settings(settings: dict, workdir: str) -> tuple[dict, int]:
+    """Returns the entry "config" of config.json, and the global batch size, checked as far as they are used here."""
+    try:
+        config, global_batch_size = settings["config"], settings["plan"]["batch"]["global_batch_size"]
+        texts = [config[name] for name in ("data_dir", "labels") if config[name] is not None]
+        is_good = (
+            config["dataset"] in options.DATASETS
+            and config["bad_images"] in ("error", "skip")
+            and all(isinstance(text, str) and "\0" not in text for text in texts)
+            and type(config["image_size"]) is type(global_batch_size) is int
+            and 0 < config["image_size"] <= oct_folder.MAX_SIDE
+            and global_batch_size > 0
+        )
+    except (LookupError, TypeError):
+        is_good = False
+    if not is_good:
+        raise InputError(f"{workdir}/config.json does not hold the settings of a run: give the folder of another run")
+    return config, global_batch_size
 
 
 def in_words(report: dict) -> str:

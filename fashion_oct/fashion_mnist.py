@@ -27,7 +27,7 @@ from typing import BinaryIO
 import numpy as np
 from absl import logging
 
-from fashion_oct import network
+from fashion_oct import network, tfds_folder
 from fashion_oct.errors import InputError
 
 CLASS_NAMES = (
@@ -54,6 +54,8 @@ SAMPLE_FOLDER = pathlib.Path(__file__).parent / "data"
 _SIDE = 28
 _IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801  # 08: unsigned bytes; 03, 01: the number of dimensions
 _MAX_IMAGES = 1_000_000  # 17 times Fashion-MNIST; 784 MB, the most memory that a file may ask for
+# signature, length and name of the first chunk, width and height. Source: PNG specification, 5.2 and 11.2.1
+_PNG_START = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", _SIDE, _SIDE)
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_DEFLATE_RATIO = 1032  # 258 bytes from 2 bits
 _IDX_REMEDY = "put the original file there, or name another folder with --data_dir"
@@ -272,7 +274,8 @@ def _check_split(images: np.ndarray, labels: np.ndarray, *, images_name: str, la
 def _load_tfds(folder: str | os.PathLike) -> FashionMnist:
     """Loads a prepared TensorFlow Datasets copy from its version folder."""
     try:
-        from tensorflow_datasets import as_numpy, builder_from_directory
+        import tensorflow as tf
+        from tensorflow_datasets import decode
     except ImportError as error:
         raise InputError(
             f"{folder}: reading it takes the package tensorflow-datasets, which does not work here ({error}): "
@@ -280,14 +283,11 @@ def _load_tfds(folder: str | os.PathLike) -> FashionMnist:
         ) from error
     arrays = []
     try:
-        builder = builder_from_directory(folder)
-        if builder.name != "fashion_mnist":  # ask before reading: it may be larger than memory
-            raise ValueError(f"it holds {builder.name}")
+        builder = tfds_folder.open_builder(folder, "fashion_mnist")
         for split in ("train", "test"):
-            examples = as_numpy(builder.as_dataset(split=split, batch_size=-1))
-            arrays += [examples["image"], examples["label"]]
-            if arrays[-2].shape[1:] != (_SIDE, _SIDE, 1) or arrays[-2].dtype != np.uint8:
-                raise ValueError(f"its images are {arrays[-2].dtype} of shape {arrays[-2].shape[1:]}")
+            examples = builder.as_dataset(split=split, decoders={"image": decode.SkipDecoding()}).take(_MAX_IMAGES)
+            decoded = examples.map(_decode_tfds, num_parallel_calls=tf.data.AUTOTUNE).batch(_MAX_IMAGES)
+            arrays += [array.numpy() for array in decoded.get_single_element()]
     except Exception as error:  # damaged JSON, protobufs, records and PNGs each raise another
         reason = (str(error).splitlines() or [""])[0]
         raise InputError(
@@ -300,6 +300,17 @@ def _load_tfds(folder: str | os.PathLike) -> FashionMnist:
         _check_split(images, labels, images_name=name, labels_name=name)
     train_images, train_labels, test_images, test_labels = (array.astype(np.uint8, copy=False) for array in arrays)
     return FashionMnist(train_images, train_labels, test_images, test_labels, f"TensorFlow Datasets copy in {folder}")
+
+
+def _decode_tfds(example: dict) -> tuple:
+    """Returns the image, uint8 [28, 28, 1], and the label of a record; no memory is taken for a larger image."""
+    import tensorflow as tf
+
+    png = example["image"]
+    has_size = tf.strings.substr(png, 0, len(_PNG_START)) == _PNG_START
+    with tf.control_dependencies([tf.debugging.Assert(has_size, [f"an image is no PNG of {_SIDE} x {_SIDE} pixels"])]):
+        png = tf.identity(png)
+    return tf.ensure_shape(tf.io.decode_png(png, channels=1), [_SIDE, _SIDE, 1]), example["label"]
 
 
 def _download() -> str:

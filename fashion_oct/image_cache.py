@@ -22,26 +22,26 @@ class CachedExamples:
     """Examples whose images are rows of a cache: decoded pixels, or features.
 
     Args:
-      rows: [N, ...], in memory or a memory map.
+      rows: [N, ...], in memory or on disk; an array, or what reads like one (see `row_cache.RowCache`).
       labels: int32 [N].
       dtype: what the rows hold, where NumPy has no such type (bfloat16 is kept as uint16).
       identity: see `identity`.
       num_versions: how many rows there are of each image, see `Mirrored`.
-      cache: where the rows are on disk; is kept as long as these examples, so that it is not evicted.
     """
+
+    num_parallel_calls = tf.data.AUTOTUNE
 
     def __init__(
         self,
-        rows: np.ndarray,
+        rows: np.ndarray | row_cache.RowCache,
         labels: np.ndarray,
         dtype: tf.DType,
         *,
         identity: str,
         num_versions: int = 1,
-        cache: row_cache.RowCache | None = None,
     ):
         self.rows, self.labels, self.identity = rows, labels, identity
-        self.num_versions, self._dtype, self._cache = num_versions, dtype, cache
+        self.num_versions, self._dtype = num_versions, dtype
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,7 +60,7 @@ class CachedExamples:
             rows = tf.ensure_shape(rows, [None, *self.rows.shape[1:]])
             return tf.bitcast(rows, self._dtype), tf.gather(labels, index)
 
-        return indices.map(load, num_parallel_calls=tf.data.AUTOTUNE)
+        return indices.map(load, num_parallel_calls=self.num_parallel_calls)
 
 
 def cached_images(examples: FileExamples, *, where: str, folder: pathlib.Path) -> CachedExamples:
@@ -74,19 +74,18 @@ def cached_images(examples: FileExamples, *, where: str, folder: pathlib.Path) -
     Raises:
       OSError: the cache cannot be written, or the disk has no room.
     """
-    name, cache = identity(examples), None
+    name = identity(examples)
     if where == "memory":
         rows = np.empty((len(examples), *examples.image_shape), np.uint8)
         for indices, images in _decode(examples, np.arange(len(examples))):
             rows[indices] = images
     else:
-        cache = row_cache.RowCache(folder / f"images-{name[:32]}", len(examples), examples.image_shape, np.uint8)
-        rows = cache.rows
-        if len(cache.missing):
-            with cache.filling():
-                for indices, images in _decode(examples, cache.missing):
-                    cache.write(indices, images)
-    return CachedExamples(rows, examples.labels, tf.uint8, identity=name, cache=cache)
+        rows = row_cache.RowCache(folder / f"images-{name[:32]}", len(examples), examples.image_shape, np.uint8)
+        if len(rows.missing):
+            with rows.filling():  # less is missing now, where another process has filled meanwhile
+                for indices, images in _decode(examples, rows.missing):
+                    rows.write(indices, images)
+    return CachedExamples(rows, examples.labels, tf.uint8, identity=name)
 
 
 def _decode(examples: Examples, indices: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

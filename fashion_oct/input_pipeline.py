@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from fashion_oct import oct_folder
 from fashion_oct.errors import InputError
 
 _SHUFFLE, _VERSION = 1, 2  # added to the second number of a seed: keeps the random streams apart
@@ -187,17 +188,27 @@ def make_training_dataset(
     Returns:
       A dataset of (uint8 [B, H, W, C], int32 [B]), B = `global_batch_size` always.
     """
+    indices = training_indices(
+        examples, global_batch_size=global_batch_size, seed=seed, num_steps=num_steps, start_step=start_step
+    )
+    batches = examples.batches(indices, global_batch_size)
+    return _finish(batches, global_batch_size, num_batches=num_steps - start_step)
+
+
+def training_indices(
+    examples: Examples, *, global_batch_size: int, seed: int, num_steps: int, start_step: int = 0
+) -> tf.data.Dataset:
+    """Returns the numbers of the examples in the batches of `make_training_dataset`: int64 [B]."""
     num_versions = getattr(examples, "num_versions", 1)
     num_examples = len(examples) // num_versions
-    indices = _training_indices(num_examples, global_batch_size, seed=seed, start_step=start_step)
+    indices = _shuffled(num_examples, global_batch_size, seed=seed, start_step=start_step)
     indices = indices.take(num_steps - start_step)
     if num_versions > 1:
         steps = tf.data.Dataset.range(start_step, num_steps)
         indices = tf.data.Dataset.zip((steps, indices)).map(
             lambda step, index: index + num_examples * _draw_versions(step, global_batch_size, num_versions, seed)
         )
-    batches = examples.batches(indices, global_batch_size)
-    return _finish(batches, global_batch_size, num_batches=num_steps - start_step)
+    return indices
 
 
 def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf.data.Dataset:
@@ -251,7 +262,7 @@ def _first_bad_file(examples: FileExamples) -> str | None:
     return None
 
 
-def _training_indices(num_examples: int, batch_size: int, *, seed: int, start_step: int) -> tf.data.Dataset:
+def _shuffled(num_examples: int, batch_size: int, *, seed: int, start_step: int) -> tf.data.Dataset:
     """Returns the examples of the steps from `start_step` on, without end: int64 [batch_size].
 
     A permutation a pass, from stateless random numbers: exactly uniform, and known without the passes before it.
@@ -300,10 +311,30 @@ def decode_image(contents: tf.Tensor, image_shape: tuple[int, int, int]) -> tf.T
       uint8 [H, W, C].
 
     Raises:
-      tf.errors.InvalidArgumentError: the bytes are no image that can be decoded.
+      tf.errors.InvalidArgumentError: the bytes are no image that can be decoded, or a side has more than
+        `oct_folder.MAX_SIDE` pixels, which the header tells before memory is taken.
     """
     height, width, channels = image_shape
+    sides = _read_sides(contents)
+    with tf.control_dependencies([tf.debugging.assert_less_equal(sides, oct_folder.MAX_SIDE)]):
+        contents = tf.identity(contents)
     image = tf.io.decode_image(contents, channels=channels, expand_animations=False)  # [h, w, C]
     resized = tf.image.resize(image, [height, width])  # float32 [H, W, C]
     resized.set_shape(image_shape)
     return tf.cast(tf.round(resized), tf.uint8)
+
+
+def _read_sides(contents: tf.Tensor) -> tf.Tensor:
+    """Reads height and width, or width and height, from the header of a PNG or JPEG: int32 [2]."""
+
+    def of_png():  # Source: PNG specification, 11.2.1 (IHDR): the first chunk, sides of 1 to 2^31 - 1
+        has_header = tf.strings.substr(contents, 12, 4) == b"IHDR"
+        with tf.control_dependencies([tf.debugging.Assert(has_header, ["a PNG with a damaged header"])]):
+            return tf.io.decode_raw(tf.strings.substr(contents, 16, 8), tf.int32, little_endian=False)
+
+    def of_jpeg():  # by the library that decodes it: no second reading of the header could differ
+        return tf.io.extract_jpeg_shape(contents)[:2]
+
+    # the length, since TensorFlow's own error of a short one holds the bytes, which Python cannot show
+    is_png = (tf.strings.substr(contents, 0, 8) == b"\x89PNG\r\n\x1a\n") & (tf.strings.length(contents) >= 24)
+    return tf.cond(is_png, of_png, of_jpeg)

@@ -1,7 +1,9 @@
 """The networks. Their input is uint8: preprocessing is a layer inside, so that no user of a model can forget it."""
 
+import math
 import os
 import pathlib
+import re
 
 import tensorflow as tf
 
@@ -97,6 +99,27 @@ def split_after_frozen_prefix(model: tf.keras.Model) -> tuple[tf.keras.Model, tf
     if len(tail.trainable_weights) != len(model.trainable_weights):
         raise ValueError(f"the layers of {model.name} after {model.layers[end].name} are no chain")
     return prefix, tail
+
+
+def in_float32(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a model of the same weights that computes in float32: the model itself if it does already."""
+    description = model.to_json()
+    as_float32 = re.sub("mixed_b?float16", "float32", description)
+    if as_float32 == description:
+        return model
+    copy = tf.keras.models.model_from_json(as_float32)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def forward_flops(model: tf.keras.Model) -> int:
+    """Returns the floating-point operations of one image: 2 a multiplication and addition, of the convolutions only."""
+    convolutions = [layer for layer in model.layers if isinstance(layer, layers.Conv2D)]
+    return sum(
+        # each of H x W x filters outputs takes kernel x kernel x channels multiplications
+        2 * math.prod(layer.output.shape[1:]) * math.prod(layer.kernel.shape[:-1])
+        for layer in convolutions
+    )
 
 
 def _scale_for_vgg16(images, input_scaling: str):

@@ -21,10 +21,9 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
+import errno
 import functools
-import gzip
 import hashlib
-import lzma
 import os
 import pathlib
 import re
@@ -35,7 +34,6 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -50,6 +48,9 @@ SPLITS = ("train", "val", "test")
 # any memory is taken: 8,192 x 8,192 pixels are 64 MiB of grey, and a scan 20,000 wide is a montage, not a B-scan.
 MIN_SIDE, MAX_SIDE = 8, 8192
 MAX_FILE_BYTES = 64 << 20  # a JPEG is smaller than its grey pixels
+# Each scan takes a pass over the whole image, and ten bytes are enough for one: 64 MiB of them would take hours at the
+# largest size, 100 take a second. Encoders write about ten.
+MAX_SCANS = 100
 
 WAYS_TO_GET_THE_DATA = (
     "There are three ways to get it: (1) `pip install kaggle`, save an API token from kaggle.com/settings, and run "
@@ -299,8 +300,8 @@ def check_header(path: str | os.PathLike) -> Header | str:
 
     Returns:
       The header, or, where the image cannot be used, the reason as text that follows the file's name: it cannot be
-      read, is no regular file, is empty, larger than 64 MiB, no JPEG, damaged, truncated, CMYK, or a side is not in
-      8..8192 pixels. Damage inside the image data is not looked for.
+      read, is no regular file, is empty, larger than 64 MiB, no JPEG, damaged, truncated, CMYK, of more than 100 scans,
+      or a side is not in 8..8192 pixels. Damage inside the image data is not looked for.
     """
     try:
         status = os.stat(path)
@@ -340,12 +341,25 @@ def _read_frame_header(stream: BinaryIO) -> Header:
         if len(size) < 2:
             raise _RefusedError("is truncated: it ends inside its header")
         code, num_bytes = marker[1], int.from_bytes(size, "big")
-        if marker[0] != 0xFF or code in (0xD9, 0xDA) or num_bytes < 2:  # the image begins or ends without a frame
+        # D9, DA: the image begins or ends without a frame. The others have no size: a decoder would go on right after
+        # them, and could find another frame than this walk does.
+        if marker[0] != 0xFF or code < 0x02 or 0xD0 <= code <= 0xDA or num_bytes < 2:
             break
         if 0xC0 <= code <= 0xCF and code not in (0xC4, 0xC8, 0xCC):
-            return _check_frame(code, stream.read(6))
+            header = _check_frame(code, stream.read(6))
+            if code == 0xC2 or header.mode == "RGB":  # else there can only be one scan
+                _check_scans(stream)
+            return header
         stream.seek(num_bytes - 2, os.SEEK_CUR)
     raise _RefusedError("has a damaged header")
+
+
+def _check_scans(stream: BinaryIO) -> None:
+    start = stream.tell()
+    num_scans = stream.read(MAX_FILE_BYTES).count(b"\xff\xda")
+    if num_scans > MAX_SCANS:
+        raise _RefusedError(f"has {num_scans} scans; the limit is {MAX_SCANS}")
+    stream.seek(start)
 
 
 def _check_frame(code: int, frame: bytes) -> Header:
@@ -377,7 +391,7 @@ def _pixel_sha256(path: str) -> bytes:
         with Image.open(path, formats=["JPEG"]) as image:
             image.draft("L", None)  # colour scans: the decoder returns their luma
             grey = image.convert("L")
-    except (OSError, ValueError, SyntaxError, struct.error) as error:
+    except Exception as error:  # Pillow raises many kinds
         raise _RefusedError(f"does not decode: {error}") from error
     digest = hashlib.sha256(f"{grey.width}x{grey.height}:".encode())
     digest.update(grey.tobytes())
@@ -858,6 +872,12 @@ def _has_kaggle_key() -> bool:
     return any(place.is_file() for place in places)
 
 
+_MAX_RATIO = 100  # of what an archive unpacks to, to its own size; JPEGs hardly shrink
+_MAX_TAR_HEADER_BYTES = 1 << 20  # of a long name; the system takes names of 4 KiB
+# one name is a file and a folder, or no file can have it
+_BAD_NAME_ERRORS = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
+
+
 def unpack(
     archive: str | os.PathLike, target: str | os.PathLike, *, max_bytes: int = 64 << 30, max_files: int = 1_000_000
 ) -> None:
@@ -865,32 +885,43 @@ def unpack(
 
     Raises:
       InputError: `target` exists and is not empty; the archive is damaged or neither kind; it holds a link, a device or
-        a path that leads outside; or it unpacks to more than `max_bytes` or `max_files` (the set has 11 GB).
+        a path that leads outside; or it unpacks to more than `max_bytes`, 100 times its own size, or `max_files`, the
+        folders counted too (the set has 11 GB).
     """
-    damage = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-    damage += (EOFError, RuntimeError, NotImplementedError)  # cut short, encrypted, an unknown compression
+    max_bytes = min(max_bytes, _MAX_RATIO * os.path.getsize(archive))
     num_bytes = num_files = 0
     with _new_folder(target) as folder:
         try:
             for name, size, content in _members(archive):
                 num_bytes, num_files = num_bytes + size, num_files + 1
+                if size < 0:
+                    raise InputError(f"the archive holds {name!r} of {size} bytes")
                 if num_bytes > max_bytes or num_files > max_files:
                     raise InputError(f"{str(archive)!r} unpacks to more than {max_bytes} bytes or {max_files} files")
-                path = _path_inside(folder, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "wb") as stream:
-                    shutil.copyfileobj(content, stream)
-        except damage as error:
+                if content is not None:
+                    path = _path_inside(folder, name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with open(path, "wb") as stream:
+                        shutil.copyfileobj(content, stream)
+        except Exception as error:  # the standard library raises many kinds where an archive is damaged
+            of_the_system = isinstance(error, OSError) and error.errno not in (None, *_BAD_NAME_ERRORS)  # disk full
+            if isinstance(error, InputError) or of_the_system:
+                raise
             raise InputError(f"the archive {str(archive)!r} cannot be unpacked: {error}; fetch it again") from error
 
 
-def _members(archive: str | os.PathLike) -> Iterator[tuple[str, int, BinaryIO]]:
-    """Yields name, size in bytes and content of each file of the archive, and refuses all that is no file or folder."""
+def _members(archive: str | os.PathLike) -> Iterator[tuple[str, int, BinaryIO | None]]:
+    """Yields name, size in bytes and content of each file of the archive, and of folders the name, 0 and None.
+
+    Raises:
+      InputError: there is something else in it.
+    """
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
             for member in opened.infolist():
                 kind = stat.S_IFMT(member.external_attr >> 16)
                 if member.is_dir():
+                    yield member.filename, 0, None
                     continue
                 if kind not in (0, stat.S_IFREG):  # 0: written by a system without such modes
                     raise InputError(
@@ -899,12 +930,26 @@ def _members(archive: str | os.PathLike) -> Iterator[tuple[str, int, BinaryIO]]:
                 with opened.open(member) as content:
                     yield member.filename, member.file_size, content
         return
-    with tarfile.open(archive) as opened:
+    with tarfile.open(archive, tarinfo=_TarMember) as opened:
         for member in opened:
             if member.isfile():
                 yield member.name, member.size, opened.extractfile(member)
-            elif not member.isdir():
+            elif member.isdir():
+                yield member.name, 0, None
+            else:
                 raise InputError(f"the archive holds {member.name!r}, a link or a device; only files are allowed")
+
+
+class _TarMember(tarfile.TarInfo):
+    """Refuses a header that takes much memory: tarfile reads what is no file, such as a long name, as a whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "_TarMember":
+        member = super().frombuf(buf, encoding, errors)
+        is_file = member.isreg() and member.type != tarfile.GNUTYPE_SPARSE
+        if member.size < 0 or (member.size > _MAX_TAR_HEADER_BYTES and not is_file):
+            raise InputError(f"the archive holds {member.name!r} of {member.size} bytes, which is no plain file")
+        return member
 
 
 def _path_inside(folder: pathlib.Path, name: str) -> pathlib.Path:

@@ -5,6 +5,7 @@ Imports no TensorFlow: `--help` and every flag error answer at once.
 
 import dataclasses
 import logging as std_logging
+import math
 import sys
 import textwrap
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from fashion_oct.errors import InputError
+from fashion_oct.errors import InputError, RunError
 
 MODELS = ("convnet", "vgg16")
 DATASETS = ("fashion_mnist", "oct2017")
@@ -24,6 +25,7 @@ MODEL_DEFAULTS = {
         "weights": "none",
         "dataset": "fashion_mnist",
         "per_replica_batch_size": 512,
+        "reference_batch_size": 512,
         "epochs": 5,
         "augment": False,
         "learning_rate": 1e-3,
@@ -34,6 +36,7 @@ MODEL_DEFAULTS = {
         "weights": "imagenet",
         "dataset": "oct2017",
         "per_replica_batch_size": 64,
+        "reference_batch_size": 64,
         "epochs": 10,
         "augment": True,
         "learning_rate": 2e-4,
@@ -68,16 +71,22 @@ class Config:
     epochs: int = 5
     steps: int | None = None
     learning_rate: float = 1e-3
+    lr_scaling: str = "none"
+    reference_batch_size: int | None = None
     lr_schedule: str = "constant"
     warmup_epochs: float = 0.0
     augment: bool = False
     validation_fraction: float = 0.0
     precision: str = "auto"
-    steps_per_execution: int = 1
+    steps_per_execution: int | None = None
     jit_compile: bool = False
     num_discarded_steps: int = 1
     seed: int = 0
     deterministic: bool = False
+    profile: int | None = None
+    checkpoint_steps: int | None = None
+    keep_checkpoints: int = 2
+    on_nan: str = "stop"
 
     def __post_init__(self):
         """Checks what no single flag can know."""
@@ -133,6 +142,13 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.integer("steps", None, "stop after this many steps, whatever --epochs says", low=1)
     add.number("learning_rate", None, "peak learning rate of Adam; default: 1e-3 convnet, 2e-4 vgg16", low=1e-12)
     add.enum(
+        "lr_scaling",
+        "none",
+        ("none", "sqrt", "linear"),
+        "multiply the rate by (global batch / reference batch) or its root",
+    )
+    add.integer("reference_batch_size", None, "global batch of --learning_rate; default: 512 convnet, 64 vgg16", low=1)
+    add.enum(
         "lr_schedule",
         None,
         ("constant", "cosine"),
@@ -142,11 +158,15 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.boolean("augment", None, "flip training images left to right at random; default: only for vgg16")
     add.number("validation_fraction", 0.0, "share of the training split held out for validation", low=0.0, high=0.9)
     add.enum("precision", "auto", PRECISIONS, "auto: the fastest that this device computes natively")
-    add.integer("steps_per_execution", 1, "steps in one call of the train function", low=1)
+    add.integer("steps_per_execution", None, "steps in one call of the train function; default: 1 on CPUs", low=1)
     add.boolean("jit_compile", False, "compile the train function with XLA (slower on CPUs)")
     add.integer("num_discarded_steps", 1, "first steps left out of the timing (the first one traces)", low=0)
     add.integer("seed", 0, "seed of weights, shuffling and augmentation", low=0, high=2**31 - 1)
     add.boolean("deterministic", False, "the same bits in every run (slower on GPUs)")
+    add.integer("checkpoint_steps", None, "steps between checkpoints; default: an epoch, or five minutes", low=1)
+    add.integer("keep_checkpoints", 2, "newest checkpoints to keep, besides the best by validation", low=1)
+    add.enum("on_nan", "stop", ("stop", "ignore"), "what a loss that is no finite number does")
+    add.integer("profile", None, "write a profiler trace of this many steps to WORKDIR/profile, for TensorBoard", low=1)
 
 
 def config_from_flags(flag_values: flags.FlagValues) -> Config:
@@ -204,7 +224,7 @@ def run_command(
     add.integer("verbosity", 0, "log level: -1 warnings, 0 information, 1 debugging", low=-3, high=3)
     add.boolean("help", False, "show this help")
     try:
-        arguments = flag_values(argv or sys.argv)[1:]
+        arguments = _parse(flag_values, argv or sys.argv)
         if flag_values["help"].value:
             print(_help_text(usage, flag_values))
             sys.exit(0)
@@ -214,9 +234,23 @@ def run_command(
         _exit_with(f"{error}", status=2)
     except KeyboardInterrupt:
         _exit_with("interrupted", status=130)
-    except OSError as error:
+    except (OSError, RunError) as error:
         _exit_with(f"{error}", status=1)
     sys.exit(status or 0)
+
+
+def _parse(flag_values: flags.FlagValues, argv: list[str]) -> list[str]:
+    """Parses the command line and returns the arguments that are no flags."""
+    try:
+        arguments = flag_values(argv)[1:]
+    except ValueError as error:  # absl's, of --noaugment=value and of a flagfile that is not UTF-8
+        raise InputError(f"{error}: give --name=value, in a flagfile as UTF-8 text") from error
+    for name, value in flag_values.flag_values_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name}={value}: give a finite number")
+        if isinstance(value, str) and "\0" in value:
+            raise InputError(f"--{name}={value!r}: give a text without null bytes, which no file name has")
+    return arguments
 
 
 def _log_to_stderr(verbosity: int) -> None:

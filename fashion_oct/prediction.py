@@ -102,7 +102,7 @@ class _Reader:
             with open(path, "rb") as stream:
                 start = stream.read(32)
             if start.startswith(_NPY):
-                return self._name_each(path, np.load(path, mmap_mode="r", allow_pickle=False))
+                return self._name_each(path, _map_npy(path))
             if start.startswith((_IDX, _GZIP)):
                 return self._name_each(path, fashion_mnist.read_idx(path))
             return check_image(path, start)
@@ -151,32 +151,32 @@ def expand(arguments: Iterable[str]) -> Iterator[tuple[str, str | None]]:
                 yield match, None
                 continue
             is_empty = True
-            for path, problem in _walk(match, set()):
+            for path, problem in _walk(match):
                 is_empty = False
                 yield path, problem
             if is_empty and not is_pattern:
                 yield argument, "is a folder without PNG or JPEG files"
 
 
-def _walk(folder: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, str | None]]:
+def _walk(folder: str) -> Iterator[tuple[str, str | None]]:
     """Yields the image files below a folder; links are followed, but no folder is entered twice."""
-    try:
-        status = os.stat(folder)
-        names = sorted(os.listdir(folder))
-    except OSError as error:
-        yield folder, f"cannot be read: {error.strerror}"
-        return
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    for name in names:
-        path = os.path.join(folder, name)
-        if name.startswith(".") or name == "__MACOSX":
-            continue
-        if os.path.isdir(path):
-            yield from _walk(path, seen)
-        elif name.lower().endswith(_IMAGE_SUFFIXES):
+    seen, waiting = set(), [folder]  # no recursion: folders may lie deeper than Python's stack
+    while waiting:
+        path = waiting.pop()
+        if not os.path.isdir(path):
             yield path, None
+            continue
+        try:
+            status = os.stat(path)
+            names = sorted(os.listdir(path), reverse=True)
+        except OSError as error:
+            yield path, f"cannot be read: {error.strerror}"
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        children = [os.path.join(path, name) for name in names if not name.startswith(".") and name != "__MACOSX"]
+        waiting += [child for child in children if child.lower().endswith(_IMAGE_SUFFIXES) or os.path.isdir(child)]
 
 
 def check_image(path: str, start: bytes) -> tuple[int, int]:
@@ -208,6 +208,17 @@ def check_image(path: str, start: bytes) -> tuple[int, int]:
     if (num_bytes := os.path.getsize(path)) > oct_folder.MAX_FILE_BYTES:
         raise InputError(f"has {num_bytes} bytes; the limit is {oct_folder.MAX_FILE_BYTES}")
     return height, width
+
+
+def _map_npy(path: str) -> np.ndarray:
+    """Returns the array of a .npy file as a memory map: what its header promises beyond the file takes no memory."""
+    try:
+        with np.errstate(over="ignore"):  # of sizes that no file has
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # NumPy raises many kinds
+        raise InputError(f"is a damaged .npy file, or holds Python objects: {error}") from error
 
 
 def _check_is_new(folder: str) -> None:

@@ -405,6 +405,33 @@ def plot_scaling(path: str | os.PathLike, points: Sequence[Mapping]) -> None:
     _save(figure, path)
 
 
+def plot_batch_study(path: str | os.PathLike, rows: Sequence[Mapping]) -> None:
+    """Draws test accuracy against the global batch, a line for each rule of the learning rate.
+
+    Args:
+      path: the PNG to write.
+      rows: global_batch_size, lr_scaling, mean_accuracy, min_accuracy and max_accuracy.
+    """
+    figure = _new_figure(6.4, 4.2)
+    axes = figure.subplots()
+    names = {"none": "same rate", "sqrt": "rate x root of the batch factor", "linear": "rate x batch factor"}
+    for k, rule in enumerate(dict.fromkeys(row["lr_scaling"] for row in rows)):
+        chosen = [row for row in rows if row["lr_scaling"] == rule]
+        batches = [row["global_batch_size"] for row in chosen]
+        means = np.array([row["mean_accuracy"] for row in chosen])
+        errors = [means - [row["min_accuracy"] for row in chosen], [row["max_accuracy"] for row in chosen] - means]
+        style = {"color": _COLOURS[k], "linestyle": _LINE_STYLES[k], "marker": "osD"[k], "capsize": 4}
+        axes.errorbar(batches, means, errors, label=names.get(rule, rule), **style)
+    axes.set_xscale("log", base=2)
+    batches = sorted({row["global_batch_size"] for row in rows})
+    axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
+    axes.minorticks_off()
+    axes.set(xlabel="global batch, images", title="test accuracy: mean, lowest and highest seed")
+    axes.grid(color="0.9")
+    axes.legend(fontsize=_SMALLEST_FONT_SIZE)
+    _save(figure, path)
+
+
 def _draw_throughput(axes, points: Sequence[Mapping]) -> None:
     x, throughput = range(len(points)), np.array([float(point["images_per_second"]) for point in points])
     ideal = [throughput[0] * point["num_replicas"] / points[0]["num_replicas"] for point in points]

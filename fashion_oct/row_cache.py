@@ -33,84 +33,119 @@ def default_folder() -> pathlib.Path:
 class RowCache:
     """N rows of one shape and type on disk; in use, and so not evicted, until `close` or the end of the process.
 
+    Reads like an array of shape [N, *row_shape] that is indexed by numbers of rows: `cache[[3, 1, 4]]`. Its files are
+    read and not mapped: a damaged disk is an OSError and no SIGBUS, and other threads run meanwhile.
+
     Attributes:
-      rows: [N, *row_shape], a memory map; read only those that `missing` does not name.
-      missing: which rows are not there: int64, ascending.
+      shape: (N, *row_shape).
+      dtype: of the rows.
     """
 
     def __init__(self, folder: pathlib.Path, num_rows: int, row_shape: tuple[int, ...], dtype: np.dtype):
-        """Opens the cache in `folder`, makes it if there is none, and checks every row that it has.
+        """Opens the cache in `folder`, or makes it if there is none.
 
         Raises:
           OSError: it cannot be written, or the disk has no room for it.
         """
-        self.folder = folder
-        row_bytes = math.prod(row_shape) * np.dtype(dtype).itemsize
+        self.folder, self.shape, self.dtype = folder, (num_rows, *row_shape), np.dtype(dtype)
+        self._row_bytes = math.prod(row_shape) * self.dtype.itemsize
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.parent / "lock", fcntl.LOCK_EX):  # another process may evict, or open the same cache
             is_new = not folder.exists()
             folder.mkdir(exist_ok=True)
             try:
                 self._use_lock = _lock(folder / "use.lock", fcntl.LOCK_SH)
-                _make_room(folder / "rows.bin", num_rows * row_bytes)
+                _make_room(folder / "rows.bin", num_rows * self._row_bytes)
                 _make_room(folder / "checksums.bin", num_rows * 8)
             except OSError:
                 if is_new:
                     shutil.rmtree(folder)
                 raise
             os.utime(folder)  # for eviction: this is the last use
-        self.rows = np.memmap(folder / "rows.bin", dtype, "r+", shape=(num_rows, *row_shape))
-        self._checksums = np.memmap(folder / "checksums.bin", np.uint64, "r+", shape=(num_rows,))
-        self.missing = self._find_wrong(np.arange(num_rows))
-        num_damaged = np.count_nonzero(self._checksums[self.missing])
-        if num_damaged:
-            logging.warning("%d rows of %s are damaged; they are computed again", num_damaged, folder)
+        self._file = open(folder / "rows.bin", "r+b", buffering=0)  # noqa: SIM115
+        self._checksums = np.memmap(folder / "checksums.bin", np.uint64, "r+", shape=(num_rows,)).view(np.ndarray)
+        self._is_good = np.zeros(num_rows, bool)  # written, or read and found right, by this process
 
-    def _find_wrong(self, indices: np.ndarray) -> np.ndarray:
-        """Returns those of the rows that are missing or damaged, on all cores: crc32 lets other threads run."""
-        rows, checksums = self.rows.view(np.ndarray), self._checksums.view(np.ndarray)
+    def __len__(self) -> int:
+        return self.shape[0]
 
-        def is_wrong(part):
-            return [not checksums[i] or checksums[i] != _sum(rows[i]) for i in part]
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return len(self) * self._row_bytes
 
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            parts = pool.map(is_wrong, np.array_split(indices, 4 * (os.cpu_count() or 1)))
-            return indices[np.concatenate([np.array(part, bool) for part in parts])]
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        """Returns rows, [K, *row_shape]; those that were never written hold anything."""
+        rows = np.empty((len(indices), *self.shape[1:]), self.dtype)
+        for index, row in zip(indices, rows.view(np.uint8).reshape(len(indices), self._row_bytes), strict=True):
+            if os.preadv(self._file.fileno(), [row], int(index) * self._row_bytes) != self._row_bytes:
+                raise OSError(f"{self.folder / 'rows.bin'} has become shorter: remove {self.folder}")
+        return rows
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which rows are not there, int64, ascending; the first time, every row is read."""
+        return self.find_missing(np.arange(len(self)))
+
+    def has_rows(self, indices: np.ndarray) -> np.ndarray:
+        """Says for each row whether it was once written; reads none, so it may be damaged: bool [K]."""
+        return self._checksums[indices] != 0
+
+    def find_missing(self, indices: np.ndarray) -> np.ndarray:
+        """Returns those of the rows that are missing or damaged; each row is read once, on all cores."""
+        unknown = indices[~self._is_good[indices]]
+        if not len(unknown):
+            return unknown
+
+        def is_right(part):
+            return [bool(self._checksums[i]) and self._checksums[i] == _sum(self[[i]]) for i in part]
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:  # crc32 lets other threads run
+            parts = pool.map(is_right, np.array_split(unknown, 4 * (os.cpu_count() or 1)))
+            self._is_good[unknown] = np.concatenate([np.array(part, bool) for part in parts])
+        missing = indices[~self._is_good[indices]]
+        if num_damaged := np.count_nonzero(self._checksums[missing]):
+            logging.warning("%d rows of %s are damaged; they are computed again", num_damaged, self.folder)
+            self._checksums[missing] = 0
+        return missing
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        """Keeps other processes from filling meanwhile; waits for one that does, and takes over what it has filled."""
+        """Keeps other processes from filling meanwhile; waits for one that does. Ask for `missing` inside it."""
         path = self.folder / "fill.lock"
         try:
             lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logging.info("waiting for another process that fills %s", self.folder)
+            logging.log_first_n(logging.INFO, "waiting for another process that fills %s", 1, self.folder)
             lock = _lock(path, fcntl.LOCK_EX)
         with lock:
-            self.missing = self._find_wrong(self.missing)  # less, where another process has filled it meanwhile
             yield
 
     def write(self, indices: np.ndarray, rows: np.ndarray) -> None:
         """Stores rows and marks them as there.
 
         Args:
-          indices: [K], must be the first K of `missing`.
+          indices: [K].
           rows: [K, *row_shape].
         """
-        self.rows[indices] = rows
-        stored = self.rows.view(np.ndarray)
-        self._checksums[indices] = [_sum(stored[i]) for i in indices]  # after the rows: a kill leaves them missing
-        self.missing = self.missing[len(indices) :]
+        rows = np.ascontiguousarray(rows, self.dtype)
+        for index, row in zip(indices, rows, strict=True):
+            num_bytes = os.pwrite(self._file.fileno(), row.reshape(-1).view(np.uint8), int(index) * self._row_bytes)
+            if num_bytes != self._row_bytes:
+                raise OSError(f"{self.folder / 'rows.bin'} cannot be written in full: is the disk full?")
+        self._checksums[indices] = [_sum(row) for row in rows]  # after the rows: a kill leaves them missing
+        self._is_good[indices] = True
 
     def close(self) -> None:
         """Lets the cache go: from now on it may be evicted."""
+        self._file.close()
         self._use_lock.close()
 
 
-def is_complete(folder: pathlib.Path, num_rows: int) -> bool:
-    """Says whether all rows of a cache were written; looks at no row, and makes nothing."""
+def exists(folder: pathlib.Path) -> bool:
+    """Says whether there is a cache with some rows; looks at no row, and makes nothing."""
     path = folder / "checksums.bin"
-    return path.is_file() and np.count_nonzero(np.fromfile(path, np.uint64)) == num_rows
+    return path.is_file() and bool(np.fromfile(path, np.uint64).any())
 
 
 def evict(parent: pathlib.Path, *, limit_bytes: int) -> list[str]:

@@ -3,12 +3,12 @@
 Source: Selvaraju et al. 2017, https://arxiv.org/abs/1610.02391.
 """
 
-import re
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
+from fashion_oct import models
 from fashion_oct.errors import InputError
 
 OPACITY = 0.5  # of the colour where the map is 1; the scan stays visible under it
@@ -27,7 +27,7 @@ def make_grad_cam(model: tf.keras.Model) -> Callable[[np.ndarray, np.ndarray], n
     Raises:
       InputError: the model has no convolution or no layer "logits".
     """
-    model = _in_float32(model)
+    model = models.in_float32(model)
     convolutions = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.Conv2D)]
     if not convolutions or "logits" not in {layer.name for layer in model.layers}:
         raise InputError(f"the model {model.name!r} has no convolution or no layer 'logits': Grad-CAM needs both")
@@ -66,13 +66,3 @@ def overlay(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     colour = (1.5 - np.abs(3.5 * heat - [3, 2, 1])).clip(0, 1)  # [H, W, 3]
     opacity = OPACITY * heat
     return np.round((1 - opacity) * image + opacity * 255 * colour).astype(np.uint8)
-
-
-def _in_float32(model: tf.keras.Model) -> tf.keras.Model:
-    description = model.to_json()
-    in_float32 = re.sub("mixed_b?float16", "float32", description)
-    if in_float32 == description:
-        return model
-    copy = tf.keras.models.model_from_json(in_float32)
-    copy.set_weights(model.get_weights())
-    return copy

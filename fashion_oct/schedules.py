@@ -5,6 +5,22 @@ import math
 import tensorflow as tf
 
 
+def scale_rate(rate: float, *, global_batch_size: int, reference_batch_size: int, rule: str) -> float:
+    """Returns the learning rate for a batch, from the one that was chosen for a reference batch.
+
+      none:    rate
+      sqrt:    rate * sqrt(global / reference), which keeps the noise of Adam's steps
+      linear:  rate * global / reference, which keeps that of plain SGD
+
+    Source: Goyal et al. 2017 (linear, https://arxiv.org/abs/1706.02677), Malladi et al. 2022 (square root for adaptive
+    optimizers, https://arxiv.org/abs/2205.10287).
+    """
+    exponents = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+    if rule not in exponents:
+        raise ValueError(f"rule={rule!r}: give one of {', '.join(exponents)}")
+    return rate * (global_batch_size / reference_batch_size) ** exponents[rule]
+
+
 @tf.keras.utils.register_keras_serializable("fashion_oct")
 class WarmupThenDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
     """LR warm-up, linear from 0, then a constant or a cosine decay to 0 at the last step.

@@ -72,7 +72,8 @@ class TimeHistory(tf.keras.callbacks.Callback):
     model, which may take seconds) and what other callbacks do in `on_train_end` after this one is counted only inside
     a `with time_history:` block: use it where the sum must be the wall time of a short `fit`.
 
-    Every `fit` starts afresh. After one that raised, the figures are those of the steps that ended.
+    Every `fit` starts afresh, unless `go_on` was called before it. After one that raised, the figures are those of the
+    steps that ended.
 
     Attributes:
       times: seconds of each execution of this `fit`.
@@ -109,6 +110,7 @@ class TimeHistory(tf.keras.callbacks.Callback):
         self._clock = clock
         self._entered = False
         self._fit_follows_at: float | None = None  # when the fit that on_train_begin will announce has begun
+        self._next_earlier: dict[str, Any] = {}  # figures that the next fit adds to
         self._reset(begin=0.0)
 
     def __enter__(self) -> "TimeHistory":
@@ -124,23 +126,48 @@ class TimeHistory(tf.keras.callbacks.Callback):
 
     def summary(self) -> TimingSummary:
         """Returns the figures of the last `fit`, or of the present one up to the last hook of this callback."""
-        times, steps = self.times[self._num_discarded_executions :], self.steps[self._num_discarded_executions :]
-        total_seconds = math.fsum(self.times)
-        fit_seconds = self._last_seen - self._begin
+        state = self.state()
+        times, steps = state["timed_seconds"], state["timed_steps"]
+        timed_seconds = math.fsum(times)
+        total_seconds = timed_seconds + state["discarded_seconds"]
         return TimingSummary(
             num_replicas=self._num_replicas,
             per_replica_batch_size=-(-self.global_batch_size // self._num_replicas),  # rounded up: 65 = 33 + 32
             global_batch_size=self.global_batch_size,
-            num_steps=self._num_steps,
-            num_discarded_steps=self._num_steps - sum(steps),
-            first_step_seconds=self.times[0] if self.times else None,
+            num_steps=sum(steps) + state["num_discarded_steps"],
+            num_discarded_steps=state["num_discarded_steps"],
+            first_step_seconds=state["first_step_seconds"],
             total_seconds=total_seconds,
-            images_per_second=self._images_per_second(self._num_discarded_executions),
+            images_per_second=sum(steps) * self.global_batch_size / timed_seconds if timed_seconds else None,
             step_seconds=_step_statistics(times, steps) if times else None,
-            validation_seconds=self._validation_seconds,
-            other_seconds=fit_seconds - total_seconds - self._validation_seconds,
-            fit_seconds=fit_seconds,
+            validation_seconds=state["validation_seconds"],
+            other_seconds=state["fit_seconds"] - total_seconds - state["validation_seconds"],
+            fit_seconds=state["fit_seconds"],
         )
+
+    def state(self) -> dict[str, Any]:
+        """Returns the figures so far in a form that JSON takes: what `go_on` wants, in this process or another one."""
+        first, earlier = self._num_discarded_executions, self._earlier
+        return {
+            "timed_seconds": [*earlier.get("timed_seconds", []), *self.times[first:]],
+            "timed_steps": [*earlier.get("timed_steps", []), *self.steps[first:]],
+            "discarded_seconds": earlier.get("discarded_seconds", 0.0) + math.fsum(self.times[:first]),
+            "num_discarded_steps": earlier.get("num_discarded_steps", 0) + sum(self.steps[:first]),
+            "first_step_seconds": earlier.get("first_step_seconds") or (self.times[0] if self.times else None),
+            "validation_seconds": earlier.get("validation_seconds", 0.0) + self._validation_seconds,
+            "fit_seconds": earlier.get("fit_seconds", 0.0) + self._last_seen - self._begin,
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Has the next `fit` add its figures to these, for a run that takes several `fit` calls or processes.
+
+        Args:
+          state: from `state()`.
+        """
+        num_replicas = self._num_replicas
+        self._reset(begin=0.0)
+        self._num_replicas = num_replicas
+        self._earlier = self._next_earlier = dict(state)
 
     # The hooks, in the order in which fit calls them. Keras 3 passes `logs` by keyword.
 
@@ -154,6 +181,7 @@ class TimeHistory(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping | None = None) -> None:
         now = self._clock()
         self._reset(begin=now if self._fit_follows_at is None else self._fit_follows_at)
+        self._earlier, self._next_earlier = self._next_earlier, {}
         self._last_seen = now
         self._fit_follows_at = None
         self._in_fit = True
@@ -207,6 +235,7 @@ class TimeHistory(tf.keras.callbacks.Callback):
         self.times: list[float] = []
         self.steps: list[int] = []
         self._executions: collections.deque[tuple[int, float]] = collections.deque()  # (first batch, seconds)
+        self._earlier: dict[str, Any] = {}
         self._begin = self._last_seen = begin
         self._validation_seconds = 0.0
         self._num_steps = 0

@@ -2,18 +2,15 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-import platform
 import sys
-import time
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-import fashion_oct
 from fashion_oct import (
+    checkpoints,
     datasets,
     distribution,
     evaluation,
@@ -24,25 +21,36 @@ from fashion_oct import (
     models,
     reports,
     row_cache,
+    run_folder,
     schedules,
 )
 from fashion_oct.errors import InputError
+from fashion_oct.ledger import Ledger
 from fashion_oct.options import Config
+from fashion_oct.progress import Profile, Progress, Stopped
 from fashion_oct.timing import TimeHistory, TimingSummary
+
+_STEPS_PER_EXECUTION = 16  # on accelerators: their progress is seen several times a second all the same
 
 
 def run(config: Config) -> int:
     """Trains, evaluates on the test split, writes the run folder, and prints the final lines.
 
+    A run that was stopped or killed goes on at its last checkpoint; a finished one is left as it is.
+
     Returns:
-      The exit status: 0, or 130 after Ctrl-C.
+      The exit status: 0, or 128 + the number of the signal that stopped it.
 
     Raises:
       InputError: a setting that does not fit the data, the devices or the workdir, and nothing has been written then;
         or an image that does not decode, which no header tells: the run folder then ends with the step before it.
+      RunError: the loss is no finite number.
     """
     ledger = Ledger()
-    workdir = choose_workdir(config)
+    workdir = run_folder.choose(config)
+    if run_folder.is_finished(workdir):
+        print(f"this run is finished: its results are in {workdir}; a new one needs another --workdir")
+        return 0
     if config.deterministic:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
@@ -54,68 +62,50 @@ def run(config: Config) -> int:
     print(plan.sentence(), flush=True)
     model = build(config, strategy, splits.spec, plan)
     workdir.mkdir(parents=True, exist_ok=True)
-    write_settings(workdir, config, plan, splits)
-    ledger.lap("model")
+    with checkpoints.lock_workdir(workdir):
+        run_folder.write_settings(workdir, config, dataclasses.asdict(plan), splits.describe())
+        ledger.lap("model")
+        try:
+            timing = train_with_caches(model, config, strategy, plan, splits, workdir=workdir, ledger=ledger)
+        except Stopped as stopped:
+            print(f"stopped by {stopped.signal.name}: to go on, give --workdir={workdir} again", file=sys.stderr)
+            return 128 + stopped.signal
+        report = save_and_evaluate(model, plan, splits, workdir=workdir, ledger=ledger)
+        files.write_json(
+            workdir / run_folder.LAST_FILE, dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds}
+        )
+    print(reports.format_ledger(ledger.seconds, sum(ledger.seconds.values())), flush=True)
+    print(final_lines(plan, timing, report, splits, workdir))
+    return 0
+
+
+def train_with_caches(
+    model: tf.keras.Model,
+    config: Config,
+    strategy: tf.distribute.Strategy,
+    plan: "Plan",
+    splits: datasets.Splits,
+    *,
+    workdir: pathlib.Path,
+    ledger: Ledger,
+) -> TimingSummary:
+    """Trains the model, or its tail on cached features; see `fit`."""
     with input_pipeline.naming_bad_files(splits.train, splits.validation):
         trained, train, validation = use_caches(model, config, strategy, plan, splits)
         ledger.lap("caches")
-        time_history, is_finished = fit(trained, config, plan, train=train, validation=validation, workdir=workdir)
-    timing = time_history.summary()
-    ledger.lap_fit(timing)
-    save_model(model, workdir / "model.keras")
+        return fit(trained, config, plan, train=train, validation=validation, workdir=workdir, ledger=ledger)
+
+
+def save_and_evaluate(
+    model: tf.keras.Model, plan: "Plan", splits: datasets.Splits, *, workdir: pathlib.Path, ledger: Ledger
+) -> dict:
+    """Writes model.keras and the test report into the run folder; returns the report."""
+    run_folder.save_model(model, workdir / "model.keras")
     ledger.lap("saving")
-    if is_finished:
-        with input_pipeline.naming_bad_files(splits.test):
-            report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
-        ledger.lap("evaluation")
-    files.write_json(workdir / "timing.json", dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds})
-    print(reports.format_ledger(ledger.seconds, sum(ledger.seconds.values())), flush=True)
-    if is_finished:
-        print(final_lines(plan, timing, report, splits, workdir))
-        return 0
-    print(
-        f"interrupted after {timing.num_steps} of {plan.num_steps} steps; the weights of that moment are in "
-        f"{workdir / 'model.keras'}",
-        file=sys.stderr,
-    )
-    return 130
-
-
-class Ledger:
-    """Where the wall time of the process goes: every second since its start is in exactly one entry.
-
-    Attributes:
-      seconds: by name, in the order of the run.
-    """
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-        self._last = time.monotonic() - _seconds_since_process_start()
-
-    def lap(self, name: str) -> None:
-        """Books the time since the last lap under `name`."""
-        now = time.monotonic()
-        self.seconds[name] = now - self._last
-        self._last = now
-
-    def lap_fit(self, timing: TimingSummary) -> None:
-        """Books the time since the last lap as that of `fit`, by the callback's figures."""
-        self.lap("fit, other")
-        # the first execution does a step, too: what it takes beyond a usual one is tracing
-        usual = timing.step_seconds["p50"] if timing.step_seconds else 0.0
-        tracing = max((timing.first_step_seconds or 0.0) - usual, 0.0)
-        parts = {"tracing": tracing, "steps": timing.total_seconds - tracing, "validation": timing.validation_seconds}
-        rest = self.seconds.pop("fit, other") - sum(parts.values())
-        self.seconds |= parts | {"fit, other": rest}
-
-
-def _seconds_since_process_start() -> float:
-    """Returns the age of this process; where the system does not tell (only Linux does), 0."""
-    try:
-        ticks = float(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # field 22: starttime
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError):
-        return 0.0
+    with input_pipeline.naming_bad_files(splits.test):
+        report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
+    ledger.lap("evaluation")
+    return report
 
 
 def load_splits(config: Config) -> datasets.Splits:
@@ -139,6 +129,8 @@ class Plan:
     steps_per_epoch: int
     num_steps: int
     epochs: int
+    steps_per_execution: int
+    learning_rate: float
     precision: str
     precision_reason: str
 
@@ -165,17 +157,19 @@ def make_plan(config: Config, strategy: tf.distribute.Strategy, *, num_train: in
         global_batch_size=config.global_batch_size,
     )
     steps_per_epoch = batch.steps_per_epoch(num_train)
-    # an epoch is a whole number of executions: Keras 3 would run the last one in full, Keras 2 would shorten it
-    steps_per_epoch = -(-steps_per_epoch // config.steps_per_execution) * config.steps_per_execution
-    num_steps = min(config.epochs * steps_per_epoch, config.steps or sys.maxsize)
-    if config.steps_per_execution > num_steps:
-        raise InputError(
-            f"--steps_per_execution={config.steps_per_execution} is more than the run's {num_steps} steps: lower it"
-        )
     devices = distribution.device_names(strategy)
-    if config.steps_per_execution > 1 and devices[1:] and devices[0].startswith("CPU") and _is_keras_3():
+    most = min(steps_per_epoch, config.steps or sys.maxsize)
+    steps_per_execution = config.steps_per_execution or choose_steps_per_execution(devices, most)
+    # an epoch is a whole number of executions: Keras 3 would run the last one in full, Keras 2 would shorten it
+    steps_per_epoch = -(-steps_per_epoch // steps_per_execution) * steps_per_execution
+    num_steps = min(config.epochs * steps_per_epoch, config.steps or sys.maxsize)
+    if steps_per_execution > num_steps:
         raise InputError(
-            f"--steps_per_execution={config.steps_per_execution} on {len(devices)} virtual devices: TensorFlow's graph "
+            f"--steps_per_execution={steps_per_execution} is more than the run's {num_steps} steps: lower it"
+        )
+    if steps_per_execution > 1 and devices[1:] and devices[0].startswith("CPU") and _is_keras_3():
+        raise InputError(
+            f"--steps_per_execution={steps_per_execution} on {len(devices)} virtual devices: TensorFlow's graph "
             "optimiser fails on it with Keras 3; give --steps_per_execution=1, or GPUs"
         )
     precision, reason = distribution.choose_precision(config.precision, strategy)
@@ -185,9 +179,28 @@ def make_plan(config: Config, strategy: tf.distribute.Strategy, *, num_train: in
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
         epochs=-(-num_steps // steps_per_epoch),
+        steps_per_execution=steps_per_execution,
+        learning_rate=schedules.scale_rate(
+            config.learning_rate,
+            global_batch_size=batch.global_batch_size,
+            reference_batch_size=config.reference_batch_size or batch.global_batch_size,
+            rule=config.lr_scaling,
+        ),
         precision=precision,
         precision_reason=reason,
     )
+
+
+def choose_steps_per_execution(devices: list[str], most: int) -> int:
+    """Returns how many steps one call of the train function should do where that was not given.
+
+    On CPUs 1: calls cost them nothing. On accelerators about 16 (`most` at most), in executions of nearly equal length:
+    an epoch of 118 steps becomes 8 executions of 15, 2 steps longer, and not 8 of 16, 10 steps longer.
+    """
+    if devices[0].startswith("CPU"):
+        return 1
+    num_executions = -(-most // _STEPS_PER_EXECUTION)
+    return -(-most // num_executions)
 
 
 def _is_keras_3() -> bool:
@@ -212,7 +225,7 @@ def compile_model(model: tf.keras.Model, config: Config, plan: Plan) -> None:
         # integer labels: the same loss as categorical cross-entropy of one-hot labels
         loss=tf.keras.losses.SparseCategoricalCrossentropy(),
         metrics=["accuracy"],
-        steps_per_execution=config.steps_per_execution,
+        steps_per_execution=plan.steps_per_execution,
         jit_compile=config.jit_compile,
     )
 
@@ -253,11 +266,11 @@ def use_caches(
             with strategy.scope():
                 prefix, tail = models.split_after_frozen_prefix(model)
                 compile_model(tail, config, plan)
-            used = [
-                feature_cache.cached_features(prefix, examples, folder=folder, batch=plan.batch) for examples in used
-            ]
-            model = tail
-            gigabytes = sum(examples.rows.nbytes for examples in used) / 1e9
+            features = [feature_cache.Features(prefix, examples, folder=folder, batch=plan.batch) for examples in used]
+            for examples in features[1:]:  # the training split is filled while it is trained on
+                examples.fill(np.arange(len(examples)))
+            model, used = tail, features
+            gigabytes = sum(examples.cache.nbytes for examples in features) / 1e9
             logging.info("the frozen prefix runs once: its output, %.2f GB, is kept in %s", gigabytes, folder)
     except OSError as error:
         logging.warning("training goes on without a cache of features in %s: %s", folder, error)
@@ -270,11 +283,10 @@ def wants_feature_cache(model: tf.keras.Model, config: Config, plan: Plan, used:
     has_prefix = len(model.trainable_weights) < len(model.weights)
     if config.feature_cache == "off" or not has_prefix:
         return False
-    num_versions = getattr(used[0], "num_versions", 1)  # of each image: so many epochs does the filling cost
-    if config.feature_cache == "on" or plan.num_steps > num_versions * plan.steps_per_epoch:
+    if config.feature_cache == "on" or plan.num_steps > plan.steps_per_epoch:
         return True
     prefix, _ = models.split_after_frozen_prefix(model)
-    return all(feature_cache.is_complete(prefix, examples, folder=folder) for examples in used)
+    return feature_cache.exists(prefix, used[0], folder=folder)
 
 
 def build_network(config: Config, spec: input_pipeline.DataSpec) -> tf.keras.Model:
@@ -294,14 +306,14 @@ def learning_rate(config: Config, plan: Plan):
     """Returns the rate for the optimizer: a number where it is constant, else a schedule of the step."""
     warmup_steps = round(config.warmup_epochs * plan.steps_per_epoch)
     if config.lr_schedule == "constant" and not warmup_steps:
-        return config.learning_rate
+        return plan.learning_rate
     if warmup_steps >= plan.num_steps:
         raise InputError(
             f"--warmup_epochs={config.warmup_epochs} is {warmup_steps} steps, but the run has {plan.num_steps}: "
             "give fewer epochs of warm-up"
         )
     return schedules.WarmupThenDecay(
-        config.learning_rate, plan.num_steps, warmup_steps=warmup_steps, decay=config.lr_schedule
+        plan.learning_rate, plan.num_steps, warmup_steps=warmup_steps, decay=config.lr_schedule
     )
 
 
@@ -313,118 +325,89 @@ def fit(
     train: input_pipeline.Examples,
     validation: input_pipeline.Examples | None,
     workdir: pathlib.Path,
-) -> tuple[TimeHistory, bool]:
-    """Trains the model; Ctrl-C stops it.
+    ledger: Ledger,
+) -> TimingSummary:
+    """Trains the model, from the newest checkpoint in the run folder on.
 
     Returns:
-      The callback that timed it, and whether all steps were done.
+      What it took, the processes before this one included.
+
+    Raises:
+      Stopped: by SIGINT or SIGTERM, after a checkpoint.
+      RunError: the loss is no finite number.
     """
-    batch_size = plan.batch.global_batch_size
-    batches = input_pipeline.make_training_dataset(
-        train,
-        global_batch_size=batch_size,
-        seed=config.seed,
-        num_steps=plan.epochs * plan.steps_per_epoch,
+    time_history = TimeHistory(
+        plan.batch.global_batch_size, num_discarded_steps=config.num_discarded_steps, log_throughput=True
     )
+    progress = Progress(
+        workdir,
+        time_history=time_history,
+        ledger=ledger,
+        num_steps=plan.num_steps,
+        steps_per_epoch=plan.steps_per_epoch,
+        keep_checkpoints=config.keep_checkpoints,
+        checkpoint_steps=config.checkpoint_steps,
+        stops_on_nan=config.on_nan == "stop",
+    )
+    with model.distribute_strategy.scope():
+        checkpoint = progress.restore(model)
     validation_batches = None
     if validation is not None:
         validation_batches = input_pipeline.make_evaluation_dataset(
             validation, global_batch_size=plan.batch.for_evaluation(len(validation))
         )
-    time_history = TimeHistory(batch_size, num_discarded_steps=config.num_discarded_steps, log_throughput=True)
-    callbacks = [time_history, StopAtStep(plan.num_steps), HistoryFile(workdir / "history.csv")]
-    with time_history, contextlib.suppress(KeyboardInterrupt):
-        model.fit(
-            batches,
-            epochs=plan.epochs,
-            steps_per_epoch=plan.steps_per_epoch,
-            validation_data=validation_batches,
-            callbacks=callbacks,
-            shuffle=False,  # the dataset is shuffled already; Keras 3 would warn
-            verbose=1 if sys.stdout.isatty() else 2,  # no terminal: one line an epoch
-        )
-    return time_history, time_history.summary().num_steps >= plan.num_steps
+    callbacks = [time_history, *profile_callbacks(config, plan, workdir), progress]
+    with time_history, progress:
+        for first_step, arguments in progress.remaining_fits(plan.epochs):
+            order = {
+                "global_batch_size": plan.batch.global_batch_size,
+                "seed": config.seed,
+                "num_steps": plan.epochs * plan.steps_per_epoch,
+                "start_step": first_step,
+            }
+            filling = fill_ahead(train, plan, order, seconds=progress.seconds)
+            restoring = restore_metrics(train, plan, order, checkpoint)
+            with filling or contextlib.nullcontext():
+                model.fit(
+                    input_pipeline.make_training_dataset(train, **order),
+                    **arguments,
+                    validation_data=validation_batches,
+                    callbacks=[*filter(None, (filling, restoring)), *callbacks],
+                    shuffle=False,  # the dataset is shuffled already; Keras 3 would warn
+                    verbose=1 if sys.stdout.isatty() else 2,  # no terminal: one line an epoch
+                )
+    ledger.lap_fit(time_history.summary(), progress.seconds)
+    return time_history.summary()
 
 
-class StopAtStep(tf.keras.callbacks.Callback):
-    """Ends `fit` after the execution that reaches `num_steps`."""
-
-    def __init__(self, num_steps: int):
-        super().__init__()
-        self._num_steps = num_steps
-        self._epoch = 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        # an epoch is a whole number of executions, so that the batch numbers are right on Keras 2 and 3
-        if self._epoch * self.params["steps"] + batch + 1 >= self._num_steps:
-            self.model.stop_training = True
+def fill_ahead(
+    train: input_pipeline.Examples, plan: Plan, order: dict[str, int], *, seconds: dict[str, float]
+) -> feature_cache.FillAhead | None:
+    """Returns what computes the features that the steps of a `fit` read, where it trains on features."""
+    if not isinstance(train, feature_cache.Features):
+        return None
+    num_steps = plan.num_steps - order["start_step"]
+    indices = input_pipeline.training_indices(train, **order).take(num_steps)
+    steps = np.stack(list(indices.as_numpy_iterator()))  # [num_steps, B]
+    return feature_cache.FillAhead(train, steps, steps_per_execution=plan.steps_per_execution, seconds=seconds)
 
 
-class HistoryFile(tf.keras.callbacks.Callback):
-    """Writes a CSV row an epoch, the whole file anew and atomically, unlike Keras' CSVLogger."""
-
-    def __init__(self, path: pathlib.Path):
-        super().__init__()
-        self._path = path
-        self._rows = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        rate = float(self.model.optimizer.learning_rate.numpy())  # float() does not take a mirrored variable
-        self._rows.append({"epoch": epoch + 1, "learning_rate": rate, **(logs or {})})
-        reports.write_csv(self._path, self._rows)
+def restore_metrics(
+    train: input_pipeline.Examples, plan: Plan, order: dict[str, int], checkpoint: checkpoints.Checkpoint | None
+) -> checkpoints.RestoreMetrics | None:
+    """Returns what gives the metrics their state in a `fit` that goes on inside an epoch."""
+    if order["start_step"] % plan.steps_per_epoch == 0:
+        return None
+    one_batch = input_pipeline.make_training_dataset(train, **{**order, "num_steps": order["start_step"] + 1})
+    return checkpoints.RestoreMetrics(checkpoint, one_batch)
 
 
-def choose_workdir(config: Config) -> pathlib.Path:
-    """Returns the run folder to write; makes nothing yet.
-
-    Raises:
-      InputError: it is a file, belongs to another run, or cannot be written.
-    """
-    name = f"{config.dataset}_{config.model}_{time.strftime('%Y%m%d-%H%M%S')}"
-    workdir = pathlib.Path(config.workdir) if config.workdir else pathlib.Path("runs") / name
-    if workdir.exists() and not workdir.is_dir():
-        raise InputError(f"--workdir={workdir} is a file: give a new or an empty folder")
-    if workdir.is_dir() and any(workdir.iterdir()):
-        raise InputError(
-            f"--workdir={workdir} is not empty, it may belong to another run: give a new or an empty folder"
-        )
-    parent = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(f"--workdir={workdir} cannot be made, {parent} is not a writable folder: give another place")
-    return workdir
-
-
-def write_settings(workdir: pathlib.Path, config: Config, plan: Plan, splits: datasets.Splits) -> None:
-    """Writes config.json (every resolved setting, versions, devices, data) and flags.txt (repeats the run)."""
-    settings = {
-        "config": dataclasses.asdict(config),
-        "plan": dataclasses.asdict(plan),
-        "dataset": splits.describe(),
-        "versions": {
-            "fashion_oct": fashion_oct.__version__,
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": tf.keras.__version__,
-            "numpy": np.__version__,
-        },
-        "host": {"machine": platform.machine(), "num_cpus": os.cpu_count()},
-    }
-    files.write_json(workdir / "config.json", settings)
-    with files.replacing(workdir / "flags.txt") as stream:
-        stream.write(f"# repeats this run: python -m fashion_oct.train --flagfile=flags.txt\n{config.to_flags()}")
-
-
-def save_model(model: tf.keras.Model, path: pathlib.Path) -> None:
-    """Saves the whole model in Keras' format, atomically."""
-    temporary = path.with_name(f".{path.stem}.tmp.keras")  # Keras wants the suffix
-    try:
-        model.save(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def profile_callbacks(config: Config, plan: Plan, workdir: pathlib.Path) -> list[tf.keras.callbacks.Callback]:
+    """Returns the callback that --profile asks for."""
+    if not config.profile:
+        return []
+    first = -(-config.num_discarded_steps // plan.steps_per_execution)
+    return [Profile(workdir / "profile", range(first, first + -(-config.profile // plan.steps_per_execution)))]
 
 
 def final_lines(plan: Plan, timing: TimingSummary, report: dict, splits: datasets.Splits, workdir: pathlib.Path) -> str:

@@ -24,7 +24,7 @@ def point(num_replicas, real, resident=(200, 200, 200), article=None):
         "precision": "float32",
         "devices": [f"CPU:{i}" for i in range(num_replicas)],
         "steps_per_epoch": 6,
-        "images_per_second_of_repeats": throughputs,
+        "rates_of_repeats": throughputs,
         "step_seconds": None,
     }
 
@@ -63,9 +63,9 @@ def test_point_config_keeps_the_per_replica_batch_in_weak_scaling():
 
 
 @pytest.mark.parametrize("texts", [["0"], ["two"], [""], [], ["-1"], ["1.5"]])
-def test_parse_replicas_refuses_what_is_no_number_of_replicas(texts):
+def test_parse_numbers_refuses_what_is_no_number_of_replicas(texts):
     with pytest.raises(InputError, match="--replicas=1,2,4"):
-        benchmark.parse_replicas(texts)
+        benchmark.parse_numbers("replicas", texts, at_least=1)
 
 
 def test_run_points_reports_a_failure_and_goes_on(capsys):
@@ -87,8 +87,8 @@ def test_benchmark_measures_replicas_beside_the_tutorial(tmp_path):
     scaling = json.loads((tmp_path / "scaling.json").read_text())
     assert [row["num_replicas"] for row in scaling["points"]] == [1, 2]
     assert [row["global_batch_size"] for row in scaling["points"]] == [64, 128]
-    assert all(len(values) == 2 for values in scaling["measured"][0]["images_per_second_of_repeats"].values())
-    assert set(scaling["measured"][0]["images_per_second_of_repeats"]) == {
+    assert all(len(values) == 2 for values in scaling["measured"][0]["rates_of_repeats"].values())
+    assert set(scaling["measured"][0]["rates_of_repeats"]) == {
         "real", "resident", "pipeline", "article_pipeline", "article",
     }  # fmt: skip
     assert scaling["failed"] == {}

@@ -403,6 +403,21 @@ def test_load_names_a_damaged_tfds_folder(tfds_folder, tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("size", [(8193, 8), (28, 29)])
+def test_load_refuses_a_record_of_another_size_by_its_header(tfds_folder, tmp_path, size):
+    import tensorflow as tf
+
+    shutil.copytree(tfds_folder / "fashion_mnist/3.0.1", tmp_path / "fashion_mnist/3.0.1")
+    (path,) = tmp_path.glob("fashion_mnist/3.0.1/*train.tfrecord*")
+    examples = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+    examples[1].features.feature["image"].bytes_list.value[0] = tf.io.encode_png(np.zeros((*size, 1), np.uint8)).numpy()
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for example in examples:
+            writer.write(example.SerializeToString())
+    with pytest.raises(InputError, match="an image is no PNG of 28 x 28 pixels"):
+        fashion_mnist.load(str(tmp_path))
+
+
 def test_load_refuses_another_tfds_data_set(tfds_folder):
     with pytest.raises(InputError, match=r"mnist/3.0.1: expected an intact .* \(ValueError: it holds mnist\)"):
         fashion_mnist.load(str(tfds_folder / "mnist"))

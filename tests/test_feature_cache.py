@@ -1,9 +1,9 @@
 """The frozen prefix runs once; what is trained on its output is the model."""
 
 import gc
-import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +19,15 @@ from fashion_oct import (
     feature_cache,
     image_cache,
     input_pipeline,
+    ledger,
     options,
     row_cache,
+    run_folder,
     training,
 )
 
 SHAPE = (8, 6, 1)
-BATCH = distribution.batch_sizes(2, global_batch_size=8)  # 4 batches, 32 images, between two writes
+BATCH = distribution.batch_sizes(2, global_batch_size=8)
 NUM_CLASSES = 4
 
 
@@ -70,6 +72,17 @@ def features_of(cached):
     return np.concatenate([np.asarray(tf.cast(rows, tf.float32)) for rows, _ in batches])
 
 
+def filled(prefix, examples, *, folder, batch):
+    """Returns the features of all examples, computed where the cache lacks them."""
+    features = feature_cache.Features(prefix, examples, folder=folder, batch=batch)
+    features.fill(np.arange(len(examples)))
+    return features
+
+
+def rows_of(features):
+    return features.cache[np.arange(len(features))]
+
+
 def caches_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
@@ -86,7 +99,7 @@ def test_cached_features_are_the_output_of_the_prefix(policy, tmp_path):
     examples, prefix = Counted(45), make_prefix()
     expected = prefix(examples.images)
     for _ in range(2):  # computed, then read
-        cached = feature_cache.cached_features(prefix, examples, folder=tmp_path, batch=BATCH)
+        cached = filled(prefix, examples, folder=tmp_path, batch=BATCH)
         rows, labels = input_pipeline.take(cached, np.arange(45))
         assert tf.as_dtype(rows.dtype) == expected.dtype
         # relative to the largest feature: in 16 bits another batch size may round otherwise
@@ -98,11 +111,11 @@ def test_cached_features_are_the_output_of_the_prefix(policy, tmp_path):
 
 def test_cached_features_are_computed_once(tmp_path):
     examples = Counted(45)
-    first = feature_cache.cached_features(make_prefix(), examples, folder=tmp_path, batch=BATCH)
+    first = filled(make_prefix(), examples, folder=tmp_path, batch=BATCH)
     assert examples.computed() == list(range(45))
-    second = feature_cache.cached_features(make_prefix(), examples, folder=tmp_path, batch=BATCH)
+    second = filled(make_prefix(), examples, folder=tmp_path, batch=BATCH)
     assert examples.computed() == []
-    np.testing.assert_array_equal(first.rows, second.rows)
+    np.testing.assert_array_equal(rows_of(first), rows_of(second))
 
 
 @pytest.mark.parametrize("num_examples", [1, 33, 37])  # 33 = 32 + 1: fewer than the replicas
@@ -113,7 +126,7 @@ def test_two_devices_give_the_features_of_one(one_device, two_devices, num_examp
         with strategy.scope():
             prefix = make_prefix()
         folder = tmp_path / f"{batch.num_replicas}"
-        rows.append(feature_cache.cached_features(prefix, examples, folder=folder, batch=batch).rows)
+        rows.append(rows_of(filled(prefix, examples, folder=folder, batch=batch)))
         np.testing.assert_allclose(rows[-1], prefix(examples.images), atol=1e-5)
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
 
@@ -123,7 +136,7 @@ def test_one_device_and_two_share_a_cache(one_device, two_devices, tmp_path):
     for strategy in (one_device, two_devices):
         with strategy.scope():
             prefix = make_prefix()
-        feature_cache.cached_features(prefix, examples, folder=tmp_path, batch=BATCH)
+        filled(prefix, examples, folder=tmp_path, batch=BATCH)
     assert len(caches_in(tmp_path)) == 1
 
 
@@ -132,16 +145,16 @@ def test_cached_features_computes_damaged_rows_only(two_devices, damaged, tmp_pa
     examples = Counted(45)
     with two_devices.scope():
         prefix = make_prefix()
-    before = feature_cache.cached_features(prefix, examples, folder=tmp_path, batch=BATCH).rows.copy()
+    before = rows_of(filled(prefix, examples, folder=tmp_path, batch=BATCH))
     path = tmp_path / caches_in(tmp_path)[0] / "rows.bin"
     data = bytearray(path.read_bytes())
     for row in damaged:
         data[row * 3 * 2 * 5 * 4 + 9] ^= 255
     path.write_bytes(data)
     examples.computed()
-    after = feature_cache.cached_features(prefix, examples, folder=tmp_path, batch=BATCH)
+    after = filled(prefix, examples, folder=tmp_path, batch=BATCH)
     assert examples.computed() == damaged
-    np.testing.assert_allclose(after.rows, before, atol=1e-6)
+    np.testing.assert_allclose(rows_of(after), before, atol=1e-6)
 
 
 def other_images():
@@ -162,15 +175,15 @@ def other_images():
 def test_cached_features_of_something_else_are_another_cache(change, tmp_path):
     same = {"prefix": make_prefix(), "examples": Counted(20)}
     for arguments in (same, {**same, "prefix": make_prefix(name="other_name")}, {**same, **change()}):
-        feature_cache.cached_features(**arguments, folder=tmp_path, batch=BATCH)
+        filled(**arguments, folder=tmp_path, batch=BATCH)
     assert len(caches_in(tmp_path)) == 2  # the name of a layer makes no difference
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"], indirect=True)
 def test_cached_features_in_another_precision_are_another_cache(policy, tmp_path):
-    feature_cache.cached_features(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
+    filled(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
     tf.keras.mixed_precision.set_global_policy("float32")
-    feature_cache.cached_features(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
+    filled(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
     assert len(caches_in(tmp_path)) == 2
 
 
@@ -187,15 +200,15 @@ def files(tmp_path):
 
 def test_cached_features_of_cached_images_are_those_of_the_files(files, tmp_path):
     folder = tmp_path / "caches"
-    rows = feature_cache.cached_features(make_prefix(), files, folder=folder, batch=BATCH).rows
+    rows = rows_of(filled(make_prefix(), files, folder=folder, batch=BATCH))
     images = image_cache.cached_images(files, where="memory", folder=folder)
-    assert feature_cache.is_complete(make_prefix(), images, folder=folder)
-    other = feature_cache.cached_features(make_prefix(), images, folder=tmp_path / "new", batch=BATCH).rows
+    assert feature_cache.exists(make_prefix(), images, folder=folder)
+    other = rows_of(filled(make_prefix(), images, folder=tmp_path / "new", batch=BATCH))
     np.testing.assert_allclose(rows, other, atol=1e-6)
 
 
 def test_cached_features_are_not_evicted_while_they_are_used(tmp_path):
-    cached = feature_cache.cached_features(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
+    cached = filled(make_prefix(), Counted(20), folder=tmp_path, batch=BATCH)
     batches = input_pipeline.make_evaluation_dataset(cached, global_batch_size=16)
     del cached
     gc.collect()
@@ -203,14 +216,14 @@ def test_cached_features_are_not_evicted_while_they_are_used(tmp_path):
     assert sum(len(rows) for rows, _ in batches) == 20
 
 
-def test_is_complete_needs_every_row(tmp_path):
+def test_exists_looks_and_makes_nothing(tmp_path):
     prefix, examples = make_prefix(), Counted(40)
-    assert not feature_cache.is_complete(prefix, examples, folder=tmp_path / "none")
+    assert not feature_cache.exists(prefix, examples, folder=tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    feature_cache.cached_features(prefix, examples, folder=tmp_path, batch=BATCH)
-    assert feature_cache.is_complete(prefix, examples, folder=tmp_path)
-    os.truncate(tmp_path / caches_in(tmp_path)[0] / "checksums.bin", 39 * 8)
-    assert not feature_cache.is_complete(prefix, examples, folder=tmp_path)
+    features = feature_cache.Features(prefix, examples, folder=tmp_path, batch=BATCH)
+    assert not feature_cache.exists(prefix, examples, folder=tmp_path)
+    features.fill(np.array([7]))
+    assert feature_cache.exists(prefix, examples, folder=tmp_path)
 
 
 KILLED = """
@@ -227,7 +240,7 @@ class Deadly(Counted):
             tf.numpy_function(die, [index], [])
             return index
         return super().batches(indices.map(pass_on), batch_size)
-feature_cache.cached_features(make_prefix(), Deadly(100), folder=pathlib.Path(sys.argv[1]), batch=BATCH)
+filled(make_prefix(), Deadly(100), folder=pathlib.Path(sys.argv[1]), batch=BATCH)
 """
 
 
@@ -237,9 +250,11 @@ def test_cached_features_go_on_after_a_kill(tmp_path):
     process = subprocess.run([sys.executable, "-c", KILLED, tmp_path, tests], check=False, cwd=tests.parent)
     assert process.returncode == -signal.SIGKILL
     examples = Counted(100)
-    cached = feature_cache.cached_features(make_prefix(), examples, folder=tmp_path, batch=BATCH)
-    assert examples.computed() == list(range(64, 100))  # two writes of 32 were done; one cache for both processes
-    np.testing.assert_allclose(cached.rows, make_prefix()(examples.images), atol=1e-5)
+    cached = filled(make_prefix(), examples, folder=tmp_path, batch=BATCH)
+    computed = examples.computed()  # images are read ahead of the batch, of 8, that is computed
+    assert computed == list(range(computed[0], 100))  # one cache for both processes
+    assert computed[0] % 8 == 0 and 8 <= computed[0] <= 64
+    np.testing.assert_allclose(rows_of(cached), make_prefix()(examples.images), atol=1e-5)
 
 
 def config_of(**settings):
@@ -281,7 +296,8 @@ def trained_vgg16(config, strategy, examples, workdir):
     with strategy.scope():
         # 0.01: the weights move by more than 1e-3, and rounding is not blown up
         trained.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.SparseCategoricalCrossentropy())
-    training.fit(trained, config, plan, train=train, validation=validation, workdir=workdir)
+    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    training.fit(trained, config, plan, train=train, validation=validation, workdir=workdir, ledger=ledger.Ledger())
     return model, before, (trained is not model, type(train).__name__)
 
 
@@ -291,7 +307,7 @@ def test_use_caches_trains_the_weights_that_images_train(one_device, tmp_path):
         config = config_of(feature_cache=setting, cache_dir=str(tmp_path / "caches"))
         results[setting] = trained_vgg16(config, one_device, examples, tmp_path)
     assert results["off"][2] == (False, "Counted")
-    assert results["on"][2] == (True, "CachedExamples")
+    assert results["on"][2] == (True, "Features")
     model, before, _ = results["on"]
     reference = results["off"][0]
     num_frozen = 2 * 10  # kernels and biases of the ten convolutions before block5
@@ -302,9 +318,11 @@ def test_use_caches_trains_the_weights_that_images_train(one_device, tmp_path):
         assert np.array_equal(cached, initial) == (i < num_frozen)  # frozen bit by bit; the rest has moved
     assert max(np.abs(one - other).max() for one, other in zip(model.get_weights(), before, strict=True)) > 1e-3
     # what is saved and evaluated is the whole model, with the trained tail
-    training.save_model(model, tmp_path / "model.keras")
+    run_folder.save_model(model, tmp_path / "model.keras")
     expected = reference(examples.images)
-    np.testing.assert_allclose(evaluation.load_model(tmp_path)(examples.images), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        tf.keras.models.load_model(tmp_path / "model.keras", compile=False)(examples.images), expected, atol=1e-5
+    )
     probabilities = evaluation.predict_probabilities(model, examples, global_batch_size=10)
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
@@ -318,18 +336,17 @@ def test_use_caches_trains_the_weights_that_images_train(one_device, tmp_path):
         ({"epochs": 1}, True, True),
         ({"epochs": 1, "feature_cache": "on"}, False, True),
         ({"epochs": 2, "feature_cache": "off"}, True, False),
-        ({"epochs": 2, "augment": True}, False, False),  # two versions of each image: two epochs are the price
-        ({"epochs": 3, "augment": True}, False, True),
+        ({"epochs": 1, "augment": True}, False, False),
+        ({"epochs": 2, "augment": True}, False, True),
     ],
 )
 def test_use_caches_takes_features_where_they_pay(two_devices, tmp_path, settings, is_filled, expected):
     examples = Counted(40)
     if is_filled:
-        use_caches(config_of(feature_cache="on", cache_dir=str(tmp_path)), two_devices, examples)
-    examples.computed()
+        *_, train, _ = use_caches(config_of(feature_cache="on", cache_dir=str(tmp_path)), two_devices, examples)
+        train.fill(np.arange(7))
     model, _, trained, train, _ = use_caches(config_of(cache_dir=str(tmp_path), **settings), two_devices, examples)
     assert (trained is not model) == isinstance(train, image_cache.CachedExamples) == expected
-    assert examples.computed() == (list(range(40)) if expected and not is_filled else [])
 
 
 def test_use_caches_keeps_both_splits(one_device, tmp_path):
@@ -372,9 +389,8 @@ def test_use_caches_goes_on_without_one_where_the_disk_has_no_room(one_device, t
     assert "84,000 bytes are needed" in warning
     assert "\n" not in warning
     assert caches_in(tmp_path / "caches") == []
-    time_history, is_finished = training.fit(model, config, plan, train=train, validation=None, workdir=tmp_path)
-    assert is_finished
-    assert time_history.summary().num_steps == 14
+    arguments = {"train": train, "validation": None, "workdir": tmp_path, "ledger": ledger.Ledger()}
+    assert training.fit(model, config, plan, **arguments).num_steps == 14
 
 
 def test_use_caches_evicts_the_longest_unused(one_device, tmp_path):
@@ -405,7 +421,109 @@ def test_two_replicas_train_the_tail_as_one_does(one_device, two_devices, tmp_pa
         model, plan, trained, train, _ = use_caches(config, strategy, Counted(45))
         with strategy.scope():
             trained.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.SparseCategoricalCrossentropy())
-        training.fit(trained, config, plan, train=train, validation=None, workdir=tmp_path)
+        workdir = tmp_path / f"{strategy.num_replicas_in_sync}"
+        workdir.mkdir()
+        training.fit(trained, config, plan, train=train, validation=None, workdir=workdir, ledger=ledger.Ledger())
         weights.append(model.get_weights())
     for one, two in zip(*weights, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5, rtol=0)
+
+
+def fit_small(examples, strategy, tmp_path, *, prefix=None, epochs=2, steps_per_execution=1, callbacks=()):
+    """Fits a tail, 5 steps an epoch, on features that are filled ahead; returns its weights and the callback."""
+    prefix = prefix or make_prefix()
+    with strategy.scope():
+        tf.keras.utils.set_random_seed(5)
+        inputs = tf.keras.layers.Input(prefix.output_shape[1:])
+        outputs = tf.keras.layers.Dense(NUM_CLASSES, activation="softmax")(tf.keras.layers.Flatten()(inputs))
+        tail = tf.keras.Model(inputs, outputs)
+        tail.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=steps_per_execution)
+    batch = distribution.batch_sizes(strategy.num_replicas_in_sync, global_batch_size=8)
+    features = feature_cache.Features(prefix, examples, folder=tmp_path / "cache", batch=batch)
+    order = {"global_batch_size": 8, "seed": 0, "num_steps": 5 * epochs}
+    dataset = input_pipeline.make_training_dataset(features, **order)
+    steps = np.stack(list(input_pipeline.training_indices(features, **order).as_numpy_iterator()))
+    with feature_cache.FillAhead(features, steps, steps_per_execution=steps_per_execution) as fill_ahead:
+        tail.fit(
+            dataset, epochs=epochs, steps_per_epoch=5, verbose=0, shuffle=False, callbacks=[*callbacks, fill_ahead]
+        )
+    return tail.get_weights(), fill_ahead
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "two_devices"])
+def test_fill_ahead_trains_as_a_full_cache_does(strategy, request, tmp_path):
+    strategy, examples, results = request.getfixturevalue(strategy), Counted(40), []
+    with strategy.scope():
+        prefix = make_prefix()
+    for num_new in (40, 0):  # filled while training, then there
+        weights, fill_ahead = fit_small(examples, strategy, tmp_path, prefix=prefix)
+        assert fill_ahead.num_computed == num_new
+        assert examples.computed() == list(range(num_new))
+        results.append(weights)
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_fill_ahead_keeps_up_with_executions_of_several_steps(one_device, tmp_path):
+    one, _ = fit_small(Counted(40), one_device, tmp_path / "one")
+    other, fill_ahead = fit_small(Counted(40), one_device, tmp_path / "other", steps_per_execution=5)
+    assert fill_ahead.num_computed == 40
+    for weights, expected in zip(other, one, strict=True):
+        np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+
+def test_fill_ahead_computes_only_what_is_read(one_device, tmp_path):
+    examples = Counted(80)  # 5 steps of 8 images read half of them
+    _, fill_ahead = fit_small(examples, one_device, tmp_path, epochs=1)
+    assert fill_ahead.num_computed == 40
+    assert len(examples.computed()) == 40
+    _, fill_ahead = fit_small(examples, one_device, tmp_path, epochs=2)
+    assert fill_ahead.num_computed == 40
+    assert len(examples.computed()) == 40
+
+
+def test_fill_ahead_computes_damaged_rows_again(one_device, tmp_path, caplog):
+    examples = Counted(40)
+    expected, _ = fit_small(examples, one_device, tmp_path)
+    (name,) = caches_in(tmp_path / "cache")
+    path = tmp_path / "cache" / name / "rows.bin"
+    data = bytearray(path.read_bytes())
+    for row in (3, 38):
+        data[row * 3 * 2 * 5 * 4 + 2] ^= 255
+    path.write_bytes(data)
+    examples.computed()
+    weights, _ = fit_small(examples, one_device, tmp_path)
+    assert examples.computed() == [3, 38]
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert sum(" are damaged" in record.getMessage() for record in caplog.records) in (1, 2)  # found in one step or two
+
+
+def test_fill_ahead_starts_before_the_cache_is_full(one_device, tmp_path):
+    seen = []
+
+    class Watch(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            cache = row_cache.RowCache(tmp_path / "cache" / caches_in(tmp_path / "cache")[0], 40, (3, 2, 5), np.float32)
+            seen.append(np.count_nonzero(cache.has_rows(np.arange(40))))
+
+    fit_small(Counted(40), one_device, tmp_path, callbacks=[Watch()])
+    assert seen == [16, 24, 32, 40, 40, 40, 40, 40, 40, 40]  # of 8 rows a step: those of the step and of the next one
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_fill_ahead_lets_go_where_fit_ends_early(one_device, tmp_path, error):
+    class Stop(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise error("stop")
+
+    with pytest.raises(error):  # and no pipeline waits for rows that never come
+        fit_small(Counted(40), one_device, tmp_path, callbacks=[Stop()])
+
+
+def test_features_that_no_one_fills_are_an_error(tmp_path):
+    features = feature_cache.Features(make_prefix(), Counted(40), folder=tmp_path, batch=BATCH)
+    features.fill(np.array([2, 5]))
+    np.testing.assert_array_equal(input_pipeline.take(features, np.array([5, 2]))[1], [1, 2])
+    with pytest.raises(tf.errors.UnknownError, match="no one fills the cache"):
+        input_pipeline.take(features, np.array([5, 6]))

@@ -9,16 +9,19 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "fashion_oct"
 LAYERS = [
-    {"errors", "files", "network"},
+    {"errors", "files", "network", "tfds_folder"},
     {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports", "row_cache"},
-    {"models", "input_pipeline", "datasets", "image_cache", "feature_cache", "oct2017", "saliency"},
-    {"evaluation", "prediction", "training", "benchmarking"},
+    {"models", "model_file", "input_pipeline", "datasets", "image_cache", "feature_cache", "oct2017", "saliency"},
+    {"checkpoints", "ledger", "progress", "run_folder"},
+    {"evaluation", "prediction", "training", "benchmarking", "batch_study", "exporting"},
     {"quiet"},
-    {"train", "evaluate", "predict", "prepare", "benchmark"},
+    {"train", "evaluate", "predict", "prepare", "benchmark", "export"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 # imports within a layer, each for a reason
 SIDEWAYS = {
+    ("progress", "checkpoints"),
+    ("progress", "ledger"),
     ("datasets", "input_pipeline"),
     ("image_cache", "input_pipeline"),
     ("feature_cache", "input_pipeline"),
@@ -26,6 +29,8 @@ SIDEWAYS = {
     ("training", "evaluation"),
     ("benchmarking", "training"),
     ("prediction", "evaluation"),
+    ("exporting", "evaluation"),
+    ("saliency", "models"),
 }
 
 

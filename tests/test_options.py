@@ -61,6 +61,10 @@ BAD_FLAGS = {
     "--modle=convnet": "model",
     "stray": "stray",
     "--flagfile=missing.flags": "missing.flags",
+    "--noaugment=1": "noaugment",
+    "--learning_rate=nan": "finite",
+    "--cache_limit_gb=inf": "finite",
+    "--data_dir=a\0b": "null bytes",
 }
 
 

@@ -162,7 +162,7 @@ BAD_CONTENTS = {
     "wide JPEG": (encoded(size=(20000, 8), kind="JPEG"), "is 20000x8 pixels; each side must be 8 to 8192"),
     "PNG bomb": (png_header(2**31 - 1, 2**31 - 1), "is 2147483647x2147483647 pixels"),
     "npy of another shape": (b"", "holds uint8 of shape (3, 9, 9, 1): give uint8 [N, 8, 8, 1]"),
-    "npy of objects": (b"", "Array can't be memory-mapped: Python objects"),
+    "npy of objects": (b"", "is a damaged .npy file, or holds Python objects"),
 }
 
 

@@ -16,6 +16,7 @@ import pytest
 from fashion_oct import row_cache
 
 NUM_ROWS = 20
+EVERY = np.arange(NUM_ROWS)
 ROWS = np.arange(1, 1 + NUM_ROWS * 6, dtype=np.uint16).reshape(NUM_ROWS, 2, 3)  # 12 bytes a row, none of them zeros
 
 # what the other processes of these tests begin with
@@ -66,8 +67,9 @@ def filled(folder):
 
 def test_row_cache_gives_back_what_was_written(filled):
     cache = open_cache(filled)
-    np.testing.assert_array_equal(cache.rows, ROWS)
-    assert cache.rows.dtype == np.uint16
+    np.testing.assert_array_equal(cache[EVERY], ROWS)
+    assert cache[[3]].dtype == np.uint16
+    np.testing.assert_array_equal(cache[np.array([7, 2])], ROWS[[7, 2]])
 
 
 def test_row_cache_computes_each_row_once(folder):
@@ -107,13 +109,15 @@ with cache.filling():
     assert 0 < len(cache.missing) <= 13  # at least the rows 0 to 6 are there
     missing = cache.missing.tolist()
     assert fill(cache) == missing
-    np.testing.assert_array_equal(open_cache(folder).rows, ROWS)
+    np.testing.assert_array_equal(open_cache(folder)[EVERY], ROWS)
 
 
 def test_filling_computes_a_row_again_that_was_written_in_part(folder):
     code = """
 cache.write(np.array([0]), ROWS[[0]])
-cache.rows[1, 0] = 7  # half of the row, its checksum was still to come
+with open(folder / "rows.bin", "r+b") as stream:  # half of row 1, its checksum was still to come
+    stream.seek(12)
+    stream.write(bytes([7] * 6))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert start(code, folder).wait() == -signal.SIGKILL
@@ -129,7 +133,7 @@ with cache.filling():
         count += 1
         say("wrote")
         time.sleep(0.02)
-say(count, (cache.rows == ROWS).all())
+say(count, (cache[np.arange(20)] == ROWS).all())
 """
 
 
@@ -158,7 +162,7 @@ def test_filling_takes_over_what_was_filled_since_the_cache_was_opened(folder):
     early = open_cache(folder)
     fill(open_cache(folder))
     assert fill(early) == []
-    np.testing.assert_array_equal(early.rows, ROWS)
+    np.testing.assert_array_equal(early[EVERY], ROWS)
 
 
 def flip_a_byte_of_row_4(folder):
@@ -185,7 +189,7 @@ def test_row_cache_computes_damaged_rows_again_and_only_those(filled, damage, hi
     damage(filled)
     cache = open_cache(filled)
     assert fill(cache) == hit
-    np.testing.assert_array_equal(open_cache(filled).rows, ROWS)
+    np.testing.assert_array_equal(open_cache(filled)[EVERY], ROWS)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"{len(hit)} rows of {filled} are damaged; they are computed again"]
 
@@ -205,7 +209,7 @@ def test_row_cache_cuts_files_that_are_too_long(filled):
             stream.write(b"x" * 100)
     cache = open_cache(filled)
     assert len(cache.missing) == 0
-    np.testing.assert_array_equal(cache.rows, ROWS)
+    np.testing.assert_array_equal(cache[EVERY], ROWS)
     assert [(filled / name).stat().st_size for name in ("rows.bin", "checksums.bin")] == [20 * 12, 20 * 8]
 
 
@@ -262,14 +266,30 @@ def test_row_cache_in_a_folder_that_cannot_be_made_is_an_os_error(tmp_path):
         open_cache(tmp_path / "file" / "one")
 
 
-def test_is_complete_looks_and_makes_nothing(folder):
-    assert not row_cache.is_complete(folder, NUM_ROWS)
+def test_exists_looks_and_makes_nothing(folder):
+    assert not row_cache.exists(folder)
     assert not folder.exists()
     cache = open_cache(folder)
-    fill(cache, limit=18)
-    assert not row_cache.is_complete(folder, NUM_ROWS)
-    fill(cache)
-    assert row_cache.is_complete(folder, NUM_ROWS)
+    assert not row_cache.exists(folder)
+    fill(cache, limit=1)
+    assert row_cache.exists(folder)
+
+
+def test_row_cache_reads_no_row_before_it_is_asked_for(filled):
+    flip_a_byte_of_row_4(filled)
+    cache = open_cache(filled)
+    assert cache.has_rows(EVERY).all()
+    assert cache.find_missing(np.array([3, 5])).tolist() == []
+    assert cache.find_missing(np.array([5, 4, 3])).tolist() == [4]
+    assert cache.has_rows(np.array([3, 4])).tolist() == [True, False]
+
+
+def test_row_cache_whose_file_is_cut_while_it_is_used_is_an_os_error(filled):
+    cache = open_cache(filled)
+    os.truncate(filled / "rows.bin", 15 * 12 + 5)
+    np.testing.assert_array_equal(cache[np.array([14])], ROWS[[14]])
+    with pytest.raises(OSError, match="has become shorter"):
+        cache[np.array([14, 15])]
 
 
 @pytest.fixture
@@ -328,7 +348,7 @@ def test_evict_never_breaks_a_cache_that_is_being_opened(folder):
         cache = open_cache(folder)
         num_new += len(cache.missing) == NUM_ROWS
         fill(cache)
-        np.testing.assert_array_equal(cache.rows, ROWS)
+        np.testing.assert_array_equal(cache[EVERY], ROWS)
         assert (folder / "rows.bin").exists()
         cache.close()
     process.kill()
