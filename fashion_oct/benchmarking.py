@@ -195,15 +195,17 @@ def _time_prefix(strategy, features: feature_cache.Features, images, size: int, 
     return num_steps * size / (time.perf_counter() - start)
 
 
-def _time_matmul(dtype: str, size: int = 4096) -> float:
-    """Returns the FLOP/s of a square matrix product: what the device can do at best."""
+def _time_matmul(dtype: str, size: int = 2048, num_products: int = 10) -> float:
+    """Returns the FLOP/s of the fastest of some square matrix products: what the device can do at best."""
     matrix = tf.cast(tf.random.stateless_normal([size, size], [1, 2]), dtype)
-    multiply = tf.function(lambda: tf.reduce_sum(tf.linalg.matmul(matrix, matrix)))
+    multiply = tf.function(lambda: tf.linalg.matmul(matrix, matrix)[0, 0])
     multiply().numpy()
-    start = time.perf_counter()
-    for _ in range(5):
+    seconds = []
+    for _ in range(num_products):
+        start = time.perf_counter()
         multiply().numpy()
-    return 5 * 2 * size**3 / (time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
 
 
 def _article_model(config: Config, splits: datasets.Splits, strategy: tf.distribute.Strategy) -> tf.keras.Model:
@@ -231,9 +233,10 @@ def _article_vgg16(config: Config, splits: datasets.Splits) -> tf.keras.Model:
 
 def _article_convnet(splits: datasets.Splits) -> tf.keras.Model:
     layers = tf.keras.layers
+    num_channels = 3 if isinstance(splits.train, input_pipeline.FileExamples) else splits.spec.image_shape[2]
     return tf.keras.Sequential(
         [
-            layers.Input(splits.spec.image_shape),
+            layers.Input((*splits.spec.image_shape[:2], num_channels)),
             layers.Conv2D(32, 3, activation="relu"),
             layers.MaxPooling2D(2),
             layers.Conv2D(64, 3, activation="relu"),
@@ -261,7 +264,9 @@ def run_points(commands: dict[int, list[str]]) -> tuple[list[dict], dict[int, st
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         answers = [line for line in done.stdout.splitlines() if line.startswith(POINT_MARK)]
         if done.returncode or not answers:
-            failures[num_replicas] = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            # Keras' messages go on for several lines after the one that says what it is
+            failures[num_replicas] = next((line for line in reversed(lines) if "Error: " in line), lines[-1])
             print(f"{num_replicas} replicas failed: {failures[num_replicas]}", file=sys.stderr)
         else:
             points.append(json.loads(answers[-1].removeprefix(POINT_MARK)))

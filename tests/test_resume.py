@@ -21,7 +21,7 @@ SAMPLE = pathlib.Path(training.__file__).parent / "data"  # 6,000 + 1,000 real i
 
 def config_of(workdir, **settings):
     defaults = {"global_batch_size": 500, "epochs": 3, "validation_fraction": 0.1, "num_gpus": 0}  # 11 steps an epoch
-    settings = {"data_dir": str(SAMPLE), "precision": "float32", **defaults, **settings}
+    settings = {"data_dir": str(SAMPLE), **defaults, **settings}
     return options.Config(workdir=str(workdir), per_replica_batch_size=None, **settings)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from fashion_oct.schedules import WarmupThenDecay
+from fashion_oct.schedules import WarmupThenDecay, scale_rate
 
 
 def test_warmup_then_decay_is_constant_by_default():
@@ -37,3 +37,17 @@ def test_warmup_then_decay_survives_saving(tmp_path):
     loaded = tf.keras.models.load_model(tmp_path / "model.keras")
     config = tf.keras.optimizers.serialize(loaded.optimizer)["config"]["learning_rate"]["config"]
     assert config == {"peak": 0.1, "num_steps": 20, "warmup_steps": 4, "decay": "cosine"}
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
+def test_scale_rate_follows_the_rule(rule, expected):
+    assert scale_rate(0.1, global_batch_size=2048, reference_batch_size=512, rule=rule) == pytest.approx(expected)
+
+
+def test_scale_rate_lowers_the_rate_of_a_smaller_batch():
+    assert scale_rate(0.1, global_batch_size=128, reference_batch_size=512, rule="sqrt") == pytest.approx(0.05)
+
+
+def test_scale_rate_refuses_other_rules():
+    with pytest.raises(ValueError, match="'cubic': give one of none, sqrt, linear"):
+        scale_rate(0.1, global_batch_size=1, reference_batch_size=1, rule="cubic")

@@ -82,6 +82,33 @@ def test_make_plan_refuses_what_tensorflow_cannot_do(two_devices):
         assert training.make_plan(config, two_devices, num_train=100).steps_per_epoch == 8  # 5 steps, up to 2 x 4
 
 
+@pytest.mark.parametrize(
+    ("devices", "most", "expected"),
+    [
+        (["CPU:0"], 118, 1),
+        (["GPU:0", "GPU:1"], 118, 15),  # 8 executions: 118 / 8 = 14.75
+        (["GPU:0"], 16, 16),
+        (["GPU:0"], 5, 5),
+        (["TPU:0"], 17, 9),  # 2 executions
+    ],
+)
+def test_choose_steps_per_execution_is_for_accelerators(devices, most, expected):
+    assert training.choose_steps_per_execution(devices, most) == expected
+
+
+def test_make_plan_scales_the_rate_to_the_batch(two_devices):
+    config = config_of(global_batch_size=64, reference_batch_size=16, lr_scaling="sqrt", learning_rate=0.01)
+    assert training.make_plan(config, two_devices, num_train=100).learning_rate == pytest.approx(0.02)
+    config = config_of(global_batch_size=64, reference_batch_size=16, learning_rate=0.01)
+    assert training.make_plan(config, two_devices, num_train=100).learning_rate == 0.01
+
+
+def test_run_writes_a_profile_of_some_steps(tmp_path):
+    train(tmp_path / "run", steps=5, profile=2)
+    (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
+    assert trace.stat().st_size > 1000
+
+
 def test_run_refuses_images_that_are_too_small_for_vgg16(tmp_path):
     with pytest.raises(InputError, match="at least 32 x 32, these are 28 x 28"):
         train(tmp_path / "run", model="vgg16")
