@@ -2,9 +2,11 @@
 
   python -m fashion_oct.benchmark --replicas=1,2
   python -m fashion_oct.benchmark --replicas=1 --baseline=article     beside the tutorial's own loop
+  python -m fashion_oct.benchmark --model=vgg16 --whole_runs          total time, beside the tutorial's whole loop
+  python -m fashion_oct.benchmark --batch_factors=1,2,4,8             test accuracy against the global batch
 
 Takes the flags of train, too. Without GPUs the replicas are logical CPU devices. Writes scaling.json, scaling.csv and
-scaling.png; expect about a minute a number of replicas for the ConvNet on two cores.
+scaling.png; expect a minute or two a number of replicas for the ConvNet on two cores.
 """
 
 import json
@@ -39,11 +41,12 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     options.refuse_arguments(arguments)
     config = options.config_from_flags(flag_values)
     values = {name: flag_values[name].value for name in flag_values}
-    if values["scaling"] == "weak" and config.global_batch_size is not None:
-        raise InputError("--global_batch_size is for --scaling=strong: give --per_replica_batch_size, or that")
-    replicas = parse_numbers("replicas", values["replicas"], at_least=1)
     if values["batch_factors"]:
         return study_batches(config, values)
+    measures_points = values["point"] is None and not values["whole_runs"]
+    if measures_points and values["scaling"] == "weak" and config.global_batch_size is not None:
+        raise InputError("--global_batch_size is for --scaling=strong: give --per_replica_batch_size, or that")
+    replicas = parse_numbers("replicas", values["replicas"], at_least=1)
     quiet.import_tensorflow()
     from fashion_oct import benchmarking
 

@@ -180,8 +180,9 @@ class FillAhead(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if self._num_ready < len(self._rows):
             begin = time.perf_counter()
-            # this execution and the next one, so that the pipeline works while the device does
-            self._fill((self._num_executions + 2) * self._steps_per_execution)
+            # this execution and the next one, so that the pipeline works while the device does; at first just this one
+            num_executions = self._num_executions + (2 if self._num_executions else 1)
+            self._fill(num_executions * self._steps_per_execution)
             self._seconds["feature cache"] += time.perf_counter() - begin
         self._num_executions += 1
 

@@ -7,6 +7,7 @@ on across passes, no example is lost, and step k is a pure function of (seed, k)
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -126,13 +127,18 @@ class FileExamples:
 
     def batches(self, indices: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
         """See `Examples`."""
-        with tf.device("CPU:0"):
-            paths, labels = tf.constant(self.paths), tf.constant(self.labels)
+        paths, labels = self._tensors
 
         def load(index):
             return decode_image(tf.io.read_file(paths[index]), self.image_shape), labels[index]
 
         return indices.unbatch().map(load, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
+
+    @functools.cached_property
+    def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Paths and labels, once for all datasets."""
+        with tf.device("CPU:0"):
+            return tf.constant(self.paths), tf.constant(self.labels)
 
 
 class Mirrored:

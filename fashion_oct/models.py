@@ -23,7 +23,7 @@ def convnet(image_shape: tuple[int, int, int], num_classes: int) -> tf.keras.Mod
     """
     images = layers.Input(image_shape, dtype="uint8", name="image")
     x = layers.Rescaling(1 / 255, name="to_unit_interval")(images)  # [B, 28, 28, 1]
-    # relu after pooling: the same numbers, of a quarter of the pixels, since the largest of relus is the relu of the largest
+    # relu after pooling, of a quarter of the pixels: the largest of relus is the relu of the largest, bit by bit
     x = layers.Conv2D(32, 3)(x)  # [B, 26, 26, 32]
     x = layers.ReLU()(layers.MaxPooling2D(2)(x))  # [B, 13, 13, 32]
     x = layers.Conv2D(64, 3)(x)  # [B, 11, 11, 64]

@@ -94,3 +94,41 @@ def test_benchmark_measures_replicas_beside_the_tutorial(tmp_path):
     assert scaling["failed"] == {}
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
     assert "bound" in done.stdout
+
+
+@pytest.mark.slow
+def test_whole_runs_are_timed_beside_the_tutorial(tmp_path):
+    command = [
+        sys.executable, "-m", "fashion_oct.benchmark", "--whole_runs", f"--data_dir={SAMPLE}", f"--out={tmp_path}",
+        "--global_batch_size=500", "--epochs=1",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds = json.loads((tmp_path / "whole_runs.json").read_text())["seconds"]
+    assert set(seconds) == {"ours, empty cache", "ours, full cache", "the tutorial's loop"}
+    assert all(value > 1 for value in seconds.values())
+    assert "1.00 times as fast" in done.stdout
+    assert (tmp_path / "full_cache" / "evaluation.json").exists()
+
+
+@pytest.mark.slow
+def test_batch_study_writes_a_row_a_batch_and_rule_and_goes_on_where_it_was_stopped(tmp_path):
+    command = [
+        sys.executable, "-m", "fashion_oct.benchmark", f"--data_dir={SAMPLE}", f"--out={tmp_path}", "--epochs=1",
+        "--reference_batch_size=500", "--batch_factors=1,2", "--seeds=0,1",
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads((tmp_path / "batch_study.json").read_text())
+    assert [(row["global_batch_size"], row["lr_scaling"], row["num_seeds"]) for row in rows] == [
+        (500, "none", 2), (500, "sqrt", 2), (1000, "none", 2), (1000, "sqrt", 2),
+    ]  # fmt: skip
+    assert rows[0]["mean_accuracy"] == rows[1]["mean_accuracy"]  # the reference: the same runs
+    reports = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/evaluation.json"))]
+    assert len(reports) == 6
+    rates = {
+        name: json.loads((tmp_path / name / "config.json").read_text())["plan"]["learning_rate"]
+        for name in ("batch_x1_none_seed0", "batch_x2_none_seed0", "batch_x2_sqrt_seed0")
+    }
+    assert list(rates.values()) == pytest.approx([1e-3, 1e-3, 2**0.5 * 1e-3])
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/evaluation.json"))] == reports
+    assert (tmp_path / "batch_study.png").stat().st_size > 10_000
