@@ -84,6 +84,7 @@ class Config:
     seed: int = 0
     deterministic: bool = False
     profile: int | None = None
+    tensorboard: bool = False
     checkpoint_steps: int | None = None
     keep_checkpoints: int = 2
     on_nan: str = "stop"
@@ -166,6 +167,7 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.integer("checkpoint_steps", None, "steps between checkpoints; default: an epoch, or five minutes", low=1)
     add.integer("keep_checkpoints", 2, "newest checkpoints to keep, besides the best by validation", low=1)
     add.enum("on_nan", "stop", ("stop", "ignore"), "what a loss that is no finite number does")
+    add.boolean("tensorboard", False, "write WORKDIR/tensorboard: curves, settings, test report")
     add.integer("profile", None, "write a profiler trace of this many steps to WORKDIR/profile, for TensorBoard", low=1)
 
 

@@ -22,6 +22,7 @@ LAST_FILE = "timing.json"  # a run that has written it is finished
 # Settings that a run may go on with after a change: they leave its result as it is.
 _MAY_CHANGE = {
     *("workdir", "cache", "cache_dir", "cache_limit_gb", "checkpoint_steps", "keep_checkpoints", "profile", "on_nan"),
+    "tensorboard",
 }
 
 

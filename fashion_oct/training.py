@@ -23,6 +23,7 @@ from fashion_oct import (
     row_cache,
     run_folder,
     schedules,
+    tensorboard_log,
 )
 from fashion_oct.errors import InputError
 from fashion_oct.ledger import Ledger
@@ -51,6 +52,8 @@ def run(config: Config) -> int:
     if run_folder.is_finished(workdir):
         print(f"this run is finished: its results are in {workdir}; a new one needs another --workdir")
         return 0
+    if config.tensorboard:
+        tensorboard_log.check_is_installed()
     if config.deterministic:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
@@ -71,6 +74,11 @@ def run(config: Config) -> int:
             print(f"stopped by {stopped.signal.name}: to go on, give --workdir={workdir} again", file=sys.stderr)
             return 128 + stopped.signal
         report = save_and_evaluate(model, plan, splits, workdir=workdir, ledger=ledger)
+        if config.tensorboard:
+            tensorboard_log.write_report(
+                workdir / "tensorboard", settings=dataclasses.asdict(config), report=report, plots=workdir / "plots"
+            )
+            ledger.lap("evaluation")
         files.write_json(
             workdir / run_folder.LAST_FILE, dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds}
         )
@@ -357,6 +365,8 @@ def fit(
             validation, global_batch_size=plan.batch.for_evaluation(len(validation))
         )
     callbacks = [time_history, *profile_callbacks(config, plan, workdir), progress]
+    if config.tensorboard:
+        callbacks[1:1] = tensorboard_log.callbacks(workdir / "tensorboard", time_history)
     with time_history, progress:
         for first_step, arguments in progress.remaining_fits(plan.epochs):
             order = {

@@ -431,8 +431,8 @@ def test_two_replicas_train_the_tail_as_one_does(one_device, two_devices, tmp_pa
 
 def fit_small(examples, strategy, tmp_path, *, prefix=None, epochs=2, steps_per_execution=1, callbacks=()):
     """Fits a tail, 5 steps an epoch, on features that are filled ahead; returns its weights and the callback."""
-    prefix = prefix or make_prefix()
     with strategy.scope():
+        prefix = prefix or make_prefix()
         tf.keras.utils.set_random_seed(5)
         inputs = tf.keras.layers.Input(prefix.output_shape[1:])
         outputs = tf.keras.layers.Dense(NUM_CLASSES, activation="softmax")(tf.keras.layers.Flatten()(inputs))
@@ -508,7 +508,18 @@ def test_fill_ahead_starts_before_the_cache_is_full(one_device, tmp_path):
             seen.append(np.count_nonzero(cache.has_rows(np.arange(40))))
 
     fit_small(Counted(40), one_device, tmp_path, callbacks=[Watch()])
-    assert seen == [8, 24, 32, 40, 40, 40, 40, 40, 40, 40]  # of 8 rows a step: first its own, then those of the next one
+    assert seen == [
+        8,
+        24,
+        32,
+        40,
+        40,
+        40,
+        40,
+        40,
+        40,
+        40,
+    ]  # 8 a step: its own, then those of the next
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

@@ -12,7 +12,7 @@ LAYERS = [
     {"errors", "files", "network", "tfds_folder"},
     {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports", "row_cache"},
     {"models", "model_file", "input_pipeline", "datasets", "image_cache", "feature_cache", "oct2017", "saliency"},
-    {"checkpoints", "ledger", "progress", "run_folder"},
+    {"checkpoints", "ledger", "progress", "run_folder", "tensorboard_log"},
     {"evaluation", "prediction", "training", "benchmarking", "batch_study", "exporting"},
     {"quiet"},
     {"train", "evaluate", "predict", "prepare", "benchmark", "export"},
