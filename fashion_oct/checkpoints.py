@@ -38,7 +38,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from fashion_oct import files
+from fashion_oct import distribution, files
 from fashion_oct.errors import InputError
 
 _FORMAT = "fashion_oct checkpoint 1"
@@ -59,19 +59,22 @@ class Checkpoints:
       best: which one has the highest figure of those saved, or None.
     """
 
-    def __init__(self, folder: str | os.PathLike, *, keep: int):
+    def __init__(self, folder: str | os.PathLike, *, keep: int, is_chief: bool = True):
         """Makes the folder if there is none, and removes what a writer that was killed has left in it.
 
         Args:
           folder: used by one process at a time, see `lock_workdir`.
           keep: how many of the newest checkpoints stay, besides the best one; at least 1.
+          is_chief: of several workers, all of which call `save`, the others only read.
 
         Raises:
           OSError: the folder cannot be made or written.
         """
         self.best: Best | None = None
         self._folder = pathlib.Path(folder)
-        self._keep = keep
+        self._keep, self._is_chief = keep, is_chief
+        if not is_chief:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob(".*.tmp"):
             leftover.unlink()
@@ -99,7 +102,13 @@ class Checkpoints:
         best = self.best
         if figure is not None and figure > (best.figure if best else -np.inf):
             best = Best(step, figure)
-        variables = [Saved(group, name, _values(variable)) for group, name, variable in _variables(model)]
+        variables = _of_all_workers(
+            [Saved(group, name, _values(variable)) for group, name, variable in _variables(model)],
+            model.distribute_strategy,
+        )
+        if not self._is_chief:
+            self.best = best
+            return
         _write(self.path(step), {"step": step, "best": best, "state": state}, variables)
         self.best = best
         # later ones are damaged: `newest` has passed them over, and their steps are done again
@@ -163,7 +172,7 @@ class Checkpoint:
     def restore_metrics(self, model: tf.keras.Model, batches: tf.data.Dataset) -> None:
         """Gives the compiled metrics their state; see `RestoreMetrics`, which knows the moment for it."""
         if len(_variables(model, "metrics")) != sum(saved.group == "metrics" for saved in self.variables):
-            model.evaluate(batches, verbose=0)  # the only public way to make Keras create them
+            model.evaluate(batches, steps=1, verbose=0)  # the only public way to make Keras create them
         self._assign(model, "metrics")
 
     def _assign(self, model: tf.keras.Model, *groups: str) -> None:
@@ -178,14 +187,16 @@ class Checkpoint:
                 "give the settings of that run, or another --workdir"
             )
         parts = [_parts(variable) for _, _, variable in present]
+        task = distribution.task_of(model.distribute_strategy)
         for saved, replicas in zip(stored, parts, strict=True):
-            if len(saved.values) not in (1, len(replicas)):
+            if len(saved.values) not in (1, task.num_workers * len(replicas)):
                 raise InputError(
-                    f"{self.path} has {saved.name} of {len(saved.values)} replicas, here are {len(replicas)}: "
-                    "give as many devices, or another --workdir"
+                    f"{self.path} has {saved.name} of {len(saved.values)} replicas, here are "
+                    f"{task.num_workers * len(replicas)}: give as many devices, or another --workdir"
                 )
         for saved, replicas in zip(stored, parts, strict=True):
-            for value, replica in zip(itertools.cycle(saved.values), replicas, strict=False):
+            own = saved.values[task.worker * len(replicas) :] or saved.values  # else one value for all
+            for value, replica in zip(itertools.cycle(own), replicas, strict=False):
                 replica.assign(value)
 
 
@@ -357,6 +368,25 @@ def _values(variable: Any) -> list[np.ndarray]:
     """
     values = [np.asarray(part.numpy()) for part in _parts(variable)]
     return values if any(np.any(_bytes(value) != _bytes(values[0])) for value in values[1:]) else values[:1]
+
+
+def _of_all_workers(own: list[Saved], strategy: tf.distribute.Strategy) -> list[Saved]:
+    """Returns the variables with the values of the replicas of all workers; with one worker what is given.
+
+    Only metrics differ between workers: no network here has moving averages.
+    """
+    num_workers = distribution.task_of(strategy).num_workers
+    if num_workers == 1:
+        return own
+    num_own = strategy.num_replicas_in_sync // num_workers
+
+    def gathered(saved: Saved) -> Saved:
+        shape = [num_own, *saved.values[0].shape]
+        workers = distribution.gather(strategy, np.broadcast_to(np.stack(saved.values), shape).tobytes())
+        values = [np.frombuffer(worker, saved.values[0].dtype).reshape(shape) for worker in workers]
+        return dataclasses.replace(saved, values=list(np.concatenate(values)))
+
+    return [gathered(saved) if saved.group == "metrics" else saved for saved in own]
 
 
 def _bytes(value: np.ndarray) -> np.ndarray:

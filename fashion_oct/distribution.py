@@ -3,28 +3,48 @@
 The only module that calls strategy constructors and `tf.config`.
 """
 
+import contextlib
 import dataclasses
+import faulthandler
+import json
 import os
 import pathlib
+from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from fashion_oct.errors import InputError
+from fashion_oct import cluster
+from fashion_oct.errors import InputError, RunError
+
+_START_SECONDS = 600  # in which all workers must have come: their machines may start one after the other
 
 
-def make_strategy(num_gpus: int | None = None, virtual_devices: int | None = None) -> tf.distribute.Strategy:
+def make_strategy(
+    num_gpus: int | None = None, virtual_devices: int | None = None, cluster_source: str | None = None
+) -> tf.distribute.Strategy:
     """Returns the strategy for the devices asked for.
 
-    One device gives `OneDeviceStrategy`, several a `MirroredStrategy`. Call it before TensorFlow has used a device.
+    One device gives `OneDeviceStrategy`, several a `MirroredStrategy`, several workers a `MultiWorkerMirroredStrategy`,
+    when all of them have come. Call it before TensorFlow has used a device.
 
     Args:
-      num_gpus: GPUs to use; 0 is the CPU, None every visible GPU or else the CPU.
+      num_gpus: GPUs to use; 0 is the CPU, None every visible GPU or else the CPU. Of several workers, on each of them.
       virtual_devices: makes this many logical CPU devices and mirrors over them, instead of GPUs.
+      cluster_source: who names the workers, see `cluster.find`; None: there is one.
 
     Raises:
-      InputError: more GPUs than there are; virtual devices after TensorFlow has started with others.
+      InputError: more GPUs than there are; virtual devices after TensorFlow has started with others, or of several
+        workers.
     """
+    num_workers = cluster.find(cluster_source).num_workers if cluster_source else 1
     if virtual_devices is not None:
+        if num_workers > 1:
+            raise InputError(
+                f"--virtual_devices={virtual_devices}, but there are {num_workers} workers, which have one CPU device "
+                "each: start more workers instead"
+            )
         devices = _logical_cpu_devices(virtual_devices)
     else:
         gpus = tf.config.list_physical_devices("GPU")
@@ -37,6 +57,9 @@ def make_strategy(num_gpus: int | None = None, virtual_devices: int | None = Non
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
         devices = [f"GPU:{i}" for i in range(num_gpus)] or ["CPU:0"]
+    if num_workers > 1:
+        tf.config.set_visible_devices(gpus[:num_gpus], "GPU")  # this strategy takes all that it sees
+        return _multi_worker_strategy(cluster_source)
     if len(devices) == 1:
         return tf.distribute.OneDeviceStrategy(devices[0])
     return tf.distribute.MirroredStrategy(devices)
@@ -50,6 +73,59 @@ def num_visible_gpus() -> int:
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Says whether this process writes the run folder: the chief of several hosts, or the only process."""
     return strategy.extended.should_checkpoint
+
+
+def task_of(strategy: tf.distribute.Strategy) -> cluster.Task:
+    """Returns which worker of the strategy this process is."""
+    return cluster.find() if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else cluster.Task()
+
+
+def gather(strategy: tf.distribute.Strategy, data: bytes) -> list[bytes]:
+    """Returns what each worker gives, in their order. All workers call it, with equally many bytes.
+
+    It is an all-reduce of as many integers a worker, all but its own 0: sums of integers are exact.
+    """
+    task = task_of(strategy)
+    if task.num_workers == 1:
+        return [data]
+    rows = np.zeros([task.num_workers, -(-len(data) // 4)], np.int32)
+    nothing = np.zeros_like(rows)
+    rows[task.worker] = np.frombuffer(data.ljust(4 * rows.shape[1], b"\0"), np.int32)
+    first_replica = task.worker * strategy.num_replicas_in_sync // task.num_workers
+
+    def give(context):
+        return tf.constant(rows if context.replica_id_in_sync_group == first_replica else nothing)
+
+    values = strategy.experimental_distribute_values_from_function(give)
+    return [row.tobytes()[: len(data)] for row in strategy.reduce("SUM", values, axis=None).numpy()]
+
+
+@contextlib.contextmanager
+def naming_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turns TensorFlow's error of a worker that does not answer any more into a RunError.
+
+    TensorFlow finds it out at once where the connection breaks, else by the heart-beat of all workers.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if task_of(strategy).num_workers == 1 or not isinstance(error, _LOST):
+            raise
+        raise RunError(
+            f"another worker was lost ({type(error).__name__}): start all workers again with the same --workdir, to go "
+            "on at the last checkpoint"
+        ) from error
+
+
+# what broken connections, missing heart-beats and a restarted peer are told as
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+)
 
 
 def enable_determinism() -> None:
@@ -162,8 +238,34 @@ def cpu_features(cpuinfo: str | os.PathLike = "/proc/cpuinfo") -> set[str]:
 
 
 def device_names(strategy: tf.distribute.Strategy) -> list[str]:
-    """Returns the devices that train, for example ["CPU:0", "CPU:1"]."""
-    return [":".join(device.split(":")[-2:]) for device in strategy.extended.worker_devices]
+    """Returns the devices that train, for example ["CPU:0", "CPU:1"], or ["CPU:0 of worker 0", "CPU:0 of worker 1"]."""
+    names = [":".join(device.split(":")[-2:]) for device in strategy.extended.worker_devices]
+    num_workers = task_of(strategy).num_workers
+    if num_workers == 1:
+        return names
+    return [f"{name} of worker {worker}" for worker in range(num_workers) for name in names]
+
+
+def _multi_worker_strategy(cluster_source: str) -> tf.distribute.Strategy:
+    if cluster_source == "slurm":
+        # Ports by the job, so that two jobs can share a node. The figures of GPUs only keep the resolver from asking
+        # nvidia-smi: Slurm has given each task its own.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=20_000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 10_000,
+            gpus_per_node=1000,
+            gpus_per_task=1,
+            auto_set_gpu=False,
+        )
+        hosts = resolver.cluster_spec().as_dict()
+        task = {"type": resolver.task_type, "index": resolver.task_id}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": hosts, "task": task})
+    # TensorFlow waits for an hour, in which no thread or signal handler of Python runs: this one ends it with status 1
+    logging.info("waits for all workers, at most %d seconds", _START_SECONDS)
+    faulthandler.dump_traceback_later(_START_SECONDS, exit=True)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _logical_cpu_devices(count: int) -> list[str]:

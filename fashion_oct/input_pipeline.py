@@ -40,6 +40,27 @@ class DataSpec:
         return len(self.class_names)
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one of several workers reads: the images of its replicas, which are some in a row of all.
+
+    Each element of its datasets is for one replica, the first to the last in turn.
+    """
+
+    first_replica: int
+    num_own: int
+    num_replicas: int
+
+    def of_batch(self, size: int) -> list[range]:
+        """Returns the places that each own replica has in a global batch of this size; the last replica may get fewer.
+
+        The same as `MirroredStrategy` gives: 29 images to 8 replicas are 7 x 4 + 1.
+        """
+        each = -(-size // self.num_replicas)
+        replicas = range(self.first_replica, self.first_replica + self.num_own)
+        return [range(size)[replica * each : (replica + 1) * each] for replica in replicas]
+
+
 class Examples(Protocol):
     """A split that batches can be taken from. `len()` is its number of examples."""
 
@@ -179,6 +200,7 @@ def make_training_dataset(
     seed: int,
     num_steps: int,
     start_step: int = 0,
+    share: Share | None = None,
 ) -> tf.data.Dataset:
     """Returns the batches of the steps `start_step` to `num_steps - 1`.
 
@@ -190,15 +212,20 @@ def make_training_dataset(
       seed: of the shuffle and the augmentation.
       num_steps: steps of the whole run.
       start_step: the first step to give.
+      share: of this worker, where there are several.
 
     Returns:
-      A dataset of (uint8 [B, H, W, C], int32 [B]), B = `global_batch_size` always.
+      A dataset of (uint8 [B, H, W, C], int32 [B]), B = `global_batch_size` always; of a share, that of a replica.
     """
     indices = training_indices(
         examples, global_batch_size=global_batch_size, seed=seed, num_steps=num_steps, start_step=start_step
     )
-    batches = examples.batches(indices, global_batch_size)
-    return _finish(batches, global_batch_size, num_batches=num_steps - start_step)
+    batch_size, num_batches = global_batch_size, num_steps - start_step
+    if share:
+        batch_size, num_batches = batch_size // share.num_replicas, num_batches * share.num_own
+        begin, end = (replica * batch_size for replica in (share.first_replica, share.first_replica + share.num_own))
+        indices = indices.map(lambda index: index[begin:end]).rebatch(batch_size)
+    return _finish(examples.batches(indices, batch_size), batch_size, num_batches=num_batches)
 
 
 def training_indices(
@@ -217,13 +244,28 @@ def training_indices(
     return indices
 
 
-def make_evaluation_dataset(examples: Examples, *, global_batch_size: int) -> tf.data.Dataset:
+def make_evaluation_dataset(
+    examples: Examples, *, global_batch_size: int, share: Share | None = None
+) -> tf.data.Dataset:
     """Returns every example exactly once, in order; the last batch may be smaller.
 
+    Args:
+      examples: the split.
+      global_batch_size: images at once over all replicas.
+      share: of this worker, where there are several: they read every example once together.
+
     Returns:
-      A dataset of (uint8 [B, H, W, C], int32 [B]).
+      A dataset of (uint8 [B, H, W, C], int32 [B]); of a share, B is that of a replica.
     """
-    return make_indexed_dataset(examples, np.arange(len(examples)), global_batch_size=global_batch_size)
+    numbers = np.arange(len(examples))
+    if not share:
+        return make_indexed_dataset(examples, numbers, global_batch_size=global_batch_size)
+    batches = [numbers[start : start + global_batch_size] for start in range(0, len(numbers), global_batch_size)]
+    parts = [batch[places] for batch in batches for places in map(list, share.of_batch(len(batch)))]
+    dataset = make_indexed_dataset(
+        examples, np.concatenate(parts), global_batch_size=global_batch_size // share.num_replicas
+    )
+    return dataset.rebatch([len(part) for part in parts])
 
 
 def make_indexed_dataset(examples: Examples, indices: np.ndarray, *, global_batch_size: int) -> tf.data.Dataset:

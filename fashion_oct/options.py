@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import flags, logging
 
+from fashion_oct import cluster
 from fashion_oct.errors import InputError, RunError
 
 MODELS = ("convnet", "vgg16")
@@ -66,6 +67,7 @@ class Config:
     cache_limit_gb: float = 100.0
     num_gpus: int | None = None
     virtual_devices: int | None = None
+    cluster: str = "auto"
     per_replica_batch_size: int | None = 512
     global_batch_size: int | None = None
     epochs: int = 5
@@ -137,6 +139,9 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.number("cache_limit_gb", 100.0, "gigabytes that caches may take; the longest unused go first", low=0.0)
     add.integer("num_gpus", None, "GPUs to use, 0 for the CPU; default: every visible GPU, else the CPU", low=0)
     add.integer("virtual_devices", None, "logical CPU devices to mirror over, to try replicas without GPUs", low=1)
+    add.enum(
+        "cluster", "auto", cluster.SOURCES, "who names the workers; auto: TF_CONFIG if it is set, else there is one"
+    )
     add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)
     add.integer("global_batch_size", None, "images a step over all replicas, instead of the former", low=1)
     add.integer("epochs", None, "passes over the training split; default: 5 convnet, 10 vgg16", low=1)
@@ -225,19 +230,22 @@ def run_command(
     add = _Definer(flag_values)
     add.integer("verbosity", 0, "log level: -1 warnings, 0 information, 1 debugging", low=-3, high=3)
     add.boolean("help", False, "show this help")
+    prefix = ""
     try:
         arguments = _parse(flag_values, argv or sys.argv)
         if flag_values["help"].value:
             print(_help_text(usage, flag_values))
             sys.exit(0)
-        _log_to_stderr(flag_values["verbosity"].value)
+        if "cluster" in flag_values:
+            prefix = cluster.find(flag_values["cluster"].value).prefix
+        _log_to_stderr(flag_values["verbosity"].value, prefix)
         status = run(flag_values, arguments)
     except (flags.Error, InputError) as error:
-        _exit_with(f"{error}", status=2)
+        _exit_with(f"{error}", status=2, prefix=prefix)
     except KeyboardInterrupt:
-        _exit_with("interrupted", status=130)
+        _exit_with("interrupted", status=130, prefix=prefix)
     except (OSError, RunError) as error:
-        _exit_with(f"{error}", status=1)
+        _exit_with(f"{error}", status=1, prefix=prefix)
     sys.exit(status or 0)
 
 
@@ -255,18 +263,18 @@ def _parse(flag_values: flags.FlagValues, argv: list[str]) -> list[str]:
     return arguments
 
 
-def _log_to_stderr(verbosity: int) -> None:
+def _log_to_stderr(verbosity: int, prefix: str) -> None:
     """Has absl's log written as plain lines; its own handler would complain that the global flags were not parsed."""
     handler = std_logging.StreamHandler()
-    handler.setFormatter(std_logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(std_logging.Formatter(f"{prefix}%(levelname)s: %(message)s"))
     logger = logging.get_absl_logger()
     logger.handlers, logger.propagate = [handler], False
     logging.set_verbosity(verbosity)
 
 
-def _exit_with(message: str, *, status: int) -> None:
+def _exit_with(message: str, *, status: int, prefix: str) -> None:
     line = " ".join(message.split())  # one line, whatever the message holds
-    print(f"error: {line}" if status != 130 else line, file=sys.stderr)
+    print(prefix + (f"error: {line}" if status != 130 else line), file=sys.stderr)
     sys.exit(status)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from fashion_oct import checkpoints, reports
+from fashion_oct import checkpoints, distribution, reports
 from fashion_oct.errors import RunError
 from fashion_oct.ledger import Ledger
 from fashion_oct.timing import TimeHistory
@@ -40,6 +40,7 @@ class Progress(tf.keras.callbacks.Callback):
 
     Args:
       workdir: the run folder, in which history.csv and checkpoints/ are written.
+      strategy: that trains; of several workers the chief writes, and all stop where one gets a signal.
       time_history: of the run.
       ledger: of the run.
       num_steps: steps of the whole run.
@@ -57,6 +58,7 @@ class Progress(tf.keras.callbacks.Callback):
         self,
         workdir: pathlib.Path,
         *,
+        strategy: tf.distribute.Strategy,
         time_history: TimeHistory,
         ledger: Ledger,
         num_steps: int,
@@ -67,7 +69,8 @@ class Progress(tf.keras.callbacks.Callback):
     ):
         super().__init__()
         self._history_path, self._rows = workdir / "history.csv", []
-        self._store = checkpoints.Checkpoints(workdir / "checkpoints", keep=keep_checkpoints)
+        self._strategy, self._is_chief = strategy, distribution.is_chief(strategy)
+        self._store = checkpoints.Checkpoints(workdir / "checkpoints", keep=keep_checkpoints, is_chief=self._is_chief)
         self._time_history, self._ledger = time_history, ledger
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
         self._checkpoint_steps, self._stops_on_nan = checkpoint_steps, stops_on_nan
@@ -80,6 +83,13 @@ class Progress(tf.keras.callbacks.Callback):
     def restore(self, model: tf.keras.Model) -> checkpoints.Checkpoint | None:
         """Takes the newest good checkpoint, if there is one; to be called inside the strategy's scope."""
         checkpoint = self._store.newest()
+        step = checkpoint.step if checkpoint else 0
+        steps = [int.from_bytes(given, "big") for given in distribution.gather(self._strategy, step.to_bytes(8, "big"))]
+        if len(set(steps)) > 1:
+            raise RunError(
+                f"the workers would go on after different steps ({steps}): give all of them the same --workdir, in a "
+                "folder that they share"
+            )
         if checkpoint is not None:
             checkpoint.restore(model)
             self.step = self._saved_step = checkpoint.step
@@ -127,19 +137,27 @@ class Progress(tf.keras.callbacks.Callback):
             )
         if self.step >= self._num_steps:
             self.model.stop_training = True
-        elif self.step % self._steps_per_epoch and (self._signal or self._is_due()):  # else on_epoch_end does it
-            self._save()
-            self._stop_if_asked()
+        elif self.step % self._steps_per_epoch:  # else on_epoch_end does it
+            signal_number, is_due = self._agree()
+            if signal_number or is_due:
+                self._save()
+                self._stop_if_asked(signal_number)
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {name: float(value) for name, value in (logs or {}).items()}
         rate = float(self.model.optimizer.learning_rate.numpy())  # float() does not take a mirrored variable
         self._rows.append({"epoch": epoch + 1, "learning_rate": rate, **logs})
-        # the whole file anew and atomically, unlike Keras' CSVLogger
-        reports.write_csv(self._history_path, self._rows)
-        if self._checkpoint_steps is None or self._is_due() or self._signal or self.step >= self._num_steps:
+        if self._is_chief:  # the whole file anew and atomically, unlike Keras' CSVLogger
+            reports.write_csv(self._history_path, self._rows)
+        signal_number, is_due = self._agree()
+        if self._checkpoint_steps is None or is_due or signal_number or self.step >= self._num_steps:
             self._save(logs.get("val_accuracy"))
-        self._stop_if_asked()
+        self._stop_if_asked(signal_number)
+
+    def _agree(self) -> tuple[int, bool]:
+        """Returns a signal that a worker has got, or 0, and whether the chief's clock says that a checkpoint is due."""
+        given = distribution.gather(self._strategy, bytes([self._signal or 0, self._is_due()]))
+        return max(signal_number for signal_number, _ in given), bool(given[0][1])
 
     def _is_due(self) -> bool:
         if self._checkpoint_steps is None:
@@ -157,9 +175,9 @@ class Progress(tf.keras.callbacks.Callback):
         self._saved_step, self._saved_at = self.step, time.monotonic()
         self.seconds["checkpoints"] += self._saved_at - begin
 
-    def _stop_if_asked(self) -> None:
-        if self._signal and self.step < self._num_steps:
-            raise Stopped(self._signal)
+    def _stop_if_asked(self, signal_number: int) -> None:
+        if signal_number and self.step < self._num_steps:
+            raise Stopped(signal_number)
 
 
 class Profile(tf.keras.callbacks.Callback):

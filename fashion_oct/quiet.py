@@ -8,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from fashion_oct import cluster
+
 # what TensorFlow 2.21 writes before its own logging is set up, so that TF_CPP_MIN_LOG_LEVEL cannot silence it
 _NOTES = re.compile(
     r"I\d{4} |\d{4}-\d\d-\d\d [\d:.]+: I |WARNING: All log messages before absl::InitializeLog|To enable the following"
@@ -16,8 +18,17 @@ _NO_GPU = re.compile(r"failed call to cuInit")  # told as an error where there i
 _GPU_NODES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow and looks for devices, without the notes that it writes meanwhile."""
+def import_tensorflow(task: cluster.Task | None = None) -> None:
+    """Imports TensorFlow and looks for devices, without the notes that it writes meanwhile.
+
+    Args:
+      task: which of several workers this process is, where it may be one.
+
+    Raises:
+      InputError: several workers need tf-keras, which is not installed.
+    """
+    if task and task.num_workers > 1:
+        cluster.use_legacy_keras()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with _filtered_stderr():
         from fashion_oct import distribution

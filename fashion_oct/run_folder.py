@@ -1,6 +1,7 @@
 """The run folder: chosen, told from those of other runs, and described by config.json and flags.txt."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -21,8 +22,8 @@ LAST_FILE = "timing.json"  # a run that has written it is finished
 
 # Settings that a run may go on with after a change: they leave its result as it is.
 _MAY_CHANGE = {
-    *("workdir", "cache", "cache_dir", "cache_limit_gb", "checkpoint_steps", "keep_checkpoints", "profile", "on_nan"),
-    "tensorboard",
+    *("workdir", "cluster", "cache", "cache_dir", "cache_limit_gb", "checkpoint_steps", "keep_checkpoints", "profile"),
+    *("tensorboard", "on_nan"),
 }
 
 
@@ -48,6 +49,11 @@ def choose(config: Config) -> pathlib.Path:
     return workdir
 
 
+def lasting_settings(config: Config) -> dict[str, Any]:
+    """Returns the settings that decide the result of a run."""
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_CHANGE}
+
+
 def is_finished(workdir: pathlib.Path) -> bool:
     """Says whether a run folder holds a run that has ended."""
     return (workdir / LAST_FILE).exists()
@@ -69,7 +75,7 @@ def write_settings(workdir: pathlib.Path, config: Config, plan: dict[str, Any], 
             "fashion_oct": fashion_oct.__version__,
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
-            "keras": tf.keras.__version__,
+            "keras": keras_version(),
             "numpy": np.__version__,
         },
         "host": {"machine": platform.machine(), "num_cpus": os.cpu_count()},
@@ -85,6 +91,11 @@ def write_settings(workdir: pathlib.Path, config: Config, plan: dict[str, Any], 
     with files.replacing(workdir / "flags.txt") as stream:
         stream.write(f"# repeats this run: python -m fashion_oct.train --flagfile=flags.txt\n{config.to_flags()}")
     files.write_json(workdir / "config.json", settings)
+
+
+def keras_version() -> str:
+    """Returns the version of `tf.keras`."""
+    return getattr(tf.keras, "__version__", None) or importlib.metadata.version("tf_keras")  # which lacks the former
 
 
 def save_model(model: tf.keras.Model, path: pathlib.Path) -> None:
@@ -105,8 +116,7 @@ def _is_ours(path: pathlib.Path) -> bool:
 def _refuse_other_settings(workdir: pathlib.Path, config: Config) -> None:
     defaults = dataclasses.asdict(Config())  # for settings that the version that began the run did not have
     stored = {**defaults, **_read(workdir).get("config", {})}
-    given = dataclasses.asdict(config)
-    _refuse_others(workdir, stored, {name: given[name] for name in given if name not in _MAY_CHANGE}, "settings")
+    _refuse_others(workdir, stored, lasting_settings(config), "settings")
 
 
 def _refuse_others(workdir: pathlib.Path, stored: dict, given: dict, what: str) -> None:

@@ -9,14 +9,14 @@ Its last lines give the total time, the throughput, and the test loss and accura
 
 from absl import flags
 
-from fashion_oct import options, quiet
+from fashion_oct import cluster, options, quiet
 
 
 def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     """Trains with the given flags."""
     options.refuse_arguments(arguments)
     config = options.config_from_flags(flag_values)
-    quiet.import_tensorflow()
+    quiet.import_tensorflow(cluster.find(config.cluster))
     from fashion_oct import training
 
     return training.run(config)

@@ -2,8 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import os
 import pathlib
+import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +16,7 @@ from absl import logging
 
 from fashion_oct import (
     checkpoints,
+    cluster,
     datasets,
     distribution,
     evaluation,
@@ -25,7 +31,7 @@ from fashion_oct import (
     schedules,
     tensorboard_log,
 )
-from fashion_oct.errors import InputError
+from fashion_oct.errors import InputError, RunError
 from fashion_oct.ledger import Ledger
 from fashion_oct.options import Config
 from fashion_oct.progress import Profile, Progress, Stopped
@@ -45,9 +51,11 @@ def run(config: Config) -> int:
     Raises:
       InputError: a setting that does not fit the data, the devices or the workdir, and nothing has been written then;
         or an image that does not decode, which no header tells: the run folder then ends with the step before it.
-      RunError: the loss is no finite number.
+      RunError: the loss is no finite number, or another worker was lost.
     """
     ledger = Ledger()
+    if not config.workdir and cluster.find(config.cluster).num_workers > 1:
+        raise InputError("--workdir is missing: several workers need one that they share")
     workdir = run_folder.choose(config)
     if run_folder.is_finished(workdir):
         print(f"this run is finished: its results are in {workdir}; a new one needs another --workdir")
@@ -57,34 +65,68 @@ def run(config: Config) -> int:
     if config.deterministic:
         distribution.enable_determinism()
     tf.keras.utils.set_random_seed(config.seed)
-    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
+    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices, config.cluster)
     ledger.lap("start-up")
+    with distribution.naming_lost_workers(strategy):
+        return run_on(strategy, config, workdir=workdir, ledger=ledger)
+
+
+def run_on(strategy: tf.distribute.Strategy, config: Config, *, workdir: pathlib.Path, ledger: Ledger) -> int:
+    """Does what `run` does, on the devices of a strategy; of several workers the chief writes and prints."""
+    task, is_chief = distribution.task_of(strategy), distribution.is_chief(strategy)
     splits = load_splits(config)
     ledger.lap("data preparation")
     plan = make_plan(config, strategy, num_train=len(splits.train))
-    print(plan.sentence(), flush=True)
+    refuse_different_workers(strategy, config, plan)
+    if is_chief:
+        print(plan.sentence(), flush=True)
     model = build(config, strategy, splits.spec, plan)
-    workdir.mkdir(parents=True, exist_ok=True)
-    with checkpoints.lock_workdir(workdir):
-        run_folder.write_settings(workdir, config, dataclasses.asdict(plan), splits.describe())
+    if is_chief:
+        workdir.mkdir(parents=True, exist_ok=True)
+    with checkpoints.lock_workdir(workdir) if is_chief else contextlib.nullcontext():
+        if is_chief:
+            run_folder.write_settings(workdir, config, dataclasses.asdict(plan), splits.describe())
         ledger.lap("model")
         try:
             timing = train_with_caches(model, config, strategy, plan, splits, workdir=workdir, ledger=ledger)
         except Stopped as stopped:
-            print(f"stopped by {stopped.signal.name}: to go on, give --workdir={workdir} again", file=sys.stderr)
+            line = f"stopped by {stopped.signal.name}: to go on, give --workdir={workdir} again"
+            print(f"{task.prefix}{line}", file=sys.stderr)
             return 128 + stopped.signal
-        report = save_and_evaluate(model, plan, splits, workdir=workdir, ledger=ledger)
-        if config.tensorboard:
-            tensorboard_log.write_report(
-                workdir / "tensorboard", settings=dataclasses.asdict(config), report=report, plots=workdir / "plots"
+        if task.num_workers > 1:
+            model = on_one_device(model)
+        if is_chief:
+            as_keras_3 = task.num_workers > 1 and cluster.keras_is_3()
+            report = save_and_evaluate(model, plan, splits, workdir=workdir, ledger=ledger, as_keras_3=as_keras_3)
+            if config.tensorboard:
+                tensorboard_log.write_report(
+                    workdir / "tensorboard", settings=dataclasses.asdict(config), report=report, plots=workdir / "plots"
+                )
+                ledger.lap("evaluation")
+            files.write_json(
+                workdir / run_folder.LAST_FILE, dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds}
             )
-            ledger.lap("evaluation")
-        files.write_json(
-            workdir / run_folder.LAST_FILE, dataclasses.asdict(timing) | {"ledger_seconds": ledger.seconds}
-        )
+        distribution.gather(strategy, b"done")  # who leaves early is taken for lost
+    if not is_chief:
+        return 0
     print(reports.format_ledger(ledger.seconds, sum(ledger.seconds.values())), flush=True)
     print(final_lines(plan, timing, report, splits, workdir))
     return 0
+
+
+def refuse_different_workers(strategy: tf.distribute.Strategy, config: Config, plan: "Plan") -> None:
+    """Raises InputError where the workers would not train the same."""
+    settings = f"{run_folder.lasting_settings(config)} {plan}"
+    if len(set(distribution.gather(strategy, hashlib.sha256(settings.encode()).digest()))) > 1:
+        raise InputError("the workers were given different settings or data: give all of them the same flags")
+
+
+def on_one_device(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a copy of a model of several workers that this worker can use without the others."""
+    copy = tf.keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile()  # Keras 2 would warn when it saves
+    return copy
 
 
 def train_with_caches(
@@ -105,15 +147,68 @@ def train_with_caches(
 
 
 def save_and_evaluate(
-    model: tf.keras.Model, plan: "Plan", splits: datasets.Splits, *, workdir: pathlib.Path, ledger: Ledger
+    model: tf.keras.Model,
+    plan: "Plan",
+    splits: datasets.Splits,
+    *,
+    workdir: pathlib.Path,
+    ledger: Ledger,
+    as_keras_3: bool = False,
 ) -> dict:
-    """Writes model.keras and the test report into the run folder; returns the report."""
-    run_folder.save_model(model, workdir / "model.keras")
+    """Writes model.keras, of tf-keras where asked for in the format of Keras 3, and the test report; returns it."""
+    if as_keras_3:
+        save_as_keras_3(model, workdir)
+    else:
+        run_folder.save_model(model, workdir / "model.keras")
     ledger.lap("saving")
+    global_batch_size = plan.batch.per_replica_batch_size * model.distribute_strategy.num_replicas_in_sync
     with input_pipeline.naming_bad_files(splits.test):
-        report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=plan.batch.global_batch_size)
+        report = evaluation.evaluate(model, splits, workdir=workdir, global_batch_size=global_batch_size)
     ledger.lap("evaluation")
     return report
+
+
+def save_as_keras_3(model: tf.keras.Model, workdir: pathlib.Path) -> None:
+    """Writes model.keras in the format of Keras 3, for a model of tf-keras, whose own format Keras 3 does not read.
+
+    A process of its own builds the network with Keras 3, on the CPU, and gives it the weights.
+    """
+    path = workdir / ".weights.tmp.npz"
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("TF_USE_LEGACY_KERAS", "TF_CONFIG")
+    }
+    program = f"from fashion_oct import training; training.convert({str(workdir)!r}, {str(path)!r})"
+    try:
+        np.savez(path, *model.get_weights())
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment | {"CUDA_VISIBLE_DEVICES": "-1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        path.unlink(missing_ok=True)
+    if done.returncode:
+        raise RunError(f"{workdir / 'model.keras'} cannot be written with Keras 3: {done.stderr[-500:]}")
+
+
+def convert(workdir: str, weights: str) -> None:
+    """Writes the model.keras of a run folder with the Keras of this process; see `save_as_keras_3`.
+
+    Args:
+      workdir: of the run, with config.json.
+      weights: .npz file of the weights, in the order of `get_weights`.
+    """
+    settings = evaluation.read_settings(workdir)
+    config = dataclasses.replace(Config(**settings["config"]), weights="none")
+    dataset = settings["dataset"]
+    spec = input_pipeline.DataSpec(tuple(dataset["image_shape"]), tuple(dataset["class_names"]))
+    tf.keras.mixed_precision.set_global_policy(settings["plan"]["precision"])
+    model = build_network(config, spec)
+    with np.load(weights) as arrays:  # allow_pickle is False
+        model.set_weights([arrays[f"arr_{i}"] for i in range(len(arrays.files))])
+    run_folder.save_model(model, pathlib.Path(workdir) / "model.keras")
 
 
 def load_splits(config: Config) -> datasets.Splits:
@@ -212,7 +307,7 @@ def choose_steps_per_execution(devices: list[str], most: int) -> int:
 
 
 def _is_keras_3() -> bool:
-    return tf.keras.__version__.startswith("3.")
+    return run_folder.keras_version().startswith("3.")
 
 
 def build(
@@ -262,6 +357,10 @@ def use_caches(
     A cache that cannot be written is no reason to stop: training goes on without it.
     """
     folder = cache_folder(config)
+    if distribution.task_of(strategy).num_workers > 1 and config.feature_cache != "off":
+        config = dataclasses.replace(config, feature_cache="off")
+        if len(model.trainable_weights) < len(model.weights):
+            logging.info("several workers train without a cache of features")
     used = [splits.train] if splits.validation is None else [splits.train, splits.validation]
     try:
         used = [cache_images(config, examples) for examples in used]
@@ -344,11 +443,14 @@ def fit(
       Stopped: by SIGINT or SIGTERM, after a checkpoint.
       RunError: the loss is no finite number.
     """
+    strategy = model.distribute_strategy
+    is_chief = distribution.is_chief(strategy)
     time_history = TimeHistory(
         plan.batch.global_batch_size, num_discarded_steps=config.num_discarded_steps, log_throughput=True
     )
     progress = Progress(
         workdir,
+        strategy=strategy,
         time_history=time_history,
         ledger=ledger,
         num_steps=plan.num_steps,
@@ -357,15 +459,18 @@ def fit(
         checkpoint_steps=config.checkpoint_steps,
         stops_on_nan=config.on_nan == "stop",
     )
-    with model.distribute_strategy.scope():
+    with strategy.scope():
         checkpoint = progress.restore(model)
-    validation_batches = None
+    validation_arguments = {}
     if validation is not None:
-        validation_batches = input_pipeline.make_evaluation_dataset(
-            validation, global_batch_size=plan.batch.for_evaluation(len(validation))
+        size = plan.batch.for_evaluation(len(validation))
+        validation_arguments["validation_data"] = deal_out(
+            strategy, functools.partial(input_pipeline.make_evaluation_dataset, validation, global_batch_size=size)
         )
-    callbacks = [time_history, *profile_callbacks(config, plan, workdir), progress]
-    if config.tensorboard:
+        if distribution.task_of(strategy).num_workers > 1:  # whose datasets do not tell their length
+            validation_arguments["validation_steps"] = -(-len(validation) // size)
+    callbacks = [time_history, *(profile_callbacks(config, plan, workdir) if is_chief else []), progress]
+    if config.tensorboard and is_chief:
         callbacks[1:1] = tensorboard_log.callbacks(workdir / "tensorboard", time_history)
     with time_history, progress:
         for first_step, arguments in progress.remaining_fits(plan.epochs):
@@ -376,18 +481,36 @@ def fit(
                 "start_step": first_step,
             }
             filling = fill_ahead(train, plan, order, seconds=progress.seconds)
-            restoring = restore_metrics(train, plan, order, checkpoint)
+            restoring = restore_metrics(train, plan, order, checkpoint, strategy)
             with filling or contextlib.nullcontext():
                 model.fit(
-                    input_pipeline.make_training_dataset(train, **order),
+                    deal_out(strategy, functools.partial(input_pipeline.make_training_dataset, train, **order)),
                     **arguments,
-                    validation_data=validation_batches,
+                    **validation_arguments,
                     callbacks=[*filter(None, (filling, restoring)), *callbacks],
                     shuffle=False,  # the dataset is shuffled already; Keras 3 would warn
-                    verbose=1 if sys.stdout.isatty() else 2,  # no terminal: one line an epoch
+                    verbose=(1 if sys.stdout.isatty() else 2) if is_chief else 0,  # no terminal: one line an epoch
                 )
     ledger.lap_fit(time_history.summary(), progress.seconds)
     return time_history.summary()
+
+
+def deal_out(strategy: tf.distribute.Strategy, make_dataset: Callable[..., tf.data.Dataset]):
+    """Returns the dataset for a strategy: of several workers each reads only its share.
+
+    Args:
+      strategy: that trains.
+      make_dataset: makes it, of the argument `share` where there are several workers; see `input_pipeline.Share`.
+    """
+    if distribution.task_of(strategy).num_workers == 1:
+        return make_dataset()
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        num_own = context.num_replicas_in_sync // context.num_input_pipelines
+        share = input_pipeline.Share(context.input_pipeline_id * num_own, num_own, context.num_replicas_in_sync)
+        return make_dataset(share=share)
+
+    return strategy.distribute_datasets_from_function(make)
 
 
 def fill_ahead(
@@ -403,12 +526,17 @@ def fill_ahead(
 
 
 def restore_metrics(
-    train: input_pipeline.Examples, plan: Plan, order: dict[str, int], checkpoint: checkpoints.Checkpoint | None
+    train: input_pipeline.Examples,
+    plan: Plan,
+    order: dict[str, int],
+    checkpoint: checkpoints.Checkpoint | None,
+    strategy: tf.distribute.Strategy,
 ) -> checkpoints.RestoreMetrics | None:
     """Returns what gives the metrics their state in a `fit` that goes on inside an epoch."""
     if order["start_step"] % plan.steps_per_epoch == 0:
         return None
-    one_batch = input_pipeline.make_training_dataset(train, **{**order, "num_steps": order["start_step"] + 1})
+    order = {**order, "num_steps": order["start_step"] + 1}
+    one_batch = deal_out(strategy, functools.partial(input_pipeline.make_training_dataset, train, **order))
     return checkpoints.RestoreMetrics(checkpoint, one_batch)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "fashion_oct"
 LAYERS = [
-    {"errors", "files", "network", "tfds_folder"},
+    {"cluster", "errors", "files", "network", "tfds_folder"},
     {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports", "row_cache"},
     {"models", "model_file", "input_pipeline", "datasets", "image_cache", "feature_cache", "oct2017", "saliency"},
     {"checkpoints", "ledger", "progress", "run_folder", "tensorboard_log"},
@@ -20,6 +20,7 @@ LAYERS = [
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 # imports within a layer, each for a reason
 SIDEWAYS = {
+    ("cluster", "errors"),
     ("progress", "checkpoints"),
     ("progress", "ledger"),
     ("datasets", "input_pipeline"),
@@ -77,7 +78,7 @@ def test_timing_can_be_copied_into_any_project():
     assert outside - set(sys.stdlib_module_names) == {"tensorflow"}
 
 
-@pytest.mark.parametrize("module", ["errors", "files", "options", "reports", "oct_folder", "fashion_mnist"])
+@pytest.mark.parametrize("module", ["cluster", "errors", "files", "options", "reports", "oct_folder", "fashion_mnist"])
 def test_importing_does_not_import_tensorflow(module):
     code = f"import sys, fashion_oct.{module}; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
