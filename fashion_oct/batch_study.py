@@ -75,7 +75,7 @@ def _accuracy(config: Config, folder: pathlib.Path, *, factor: int, rule: str, s
         lr_scaling=rule,
         seed=seed,
     )
-    command = [sys.executable, "-m", "fashion_oct.train", *settings.to_flags().split(), f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "fashion_oct.train", *settings.to_flags().splitlines(), f"--workdir={workdir}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(f"{workdir} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

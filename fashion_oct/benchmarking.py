@@ -131,7 +131,7 @@ def compare_whole_runs(config: Config, folder: pathlib.Path) -> str:
     Raises:
       RuntimeError: one of them failed.
     """
-    flags = dataclasses.replace(config, workdir=None, cache_dir=str(folder / "cache")).to_flags().split()
+    flags = dataclasses.replace(config, workdir=None, cache_dir=str(folder / "cache")).to_flags().splitlines()
     python = [sys.executable, "-m"]
     commands = {
         "ours, empty cache": [*python, "fashion_oct.train", *flags, f"--workdir={folder / 'empty_cache'}"],

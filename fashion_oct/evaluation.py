@@ -1,5 +1,6 @@
 """The test report: every example scored once, all figures from its probabilities."""
 
+import csv
 import json
 import os
 import pathlib
@@ -25,14 +26,15 @@ def predict_probabilities(
       examples: the split, N of them.
       global_batch_size: images at once over all replicas, at most.
     """
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    batch = distribution.batch_sizes(replicas, global_batch_size=global_batch_size)
-    global_batch_size = batch.for_evaluation(len(examples))
-    batches = input_pipeline.make_evaluation_dataset(examples, global_batch_size=global_batch_size)
+    num_replicas = model.distribute_strategy.num_replicas_in_sync
+    batch = distribution.batch_sizes(num_replicas, global_batch_size=global_batch_size)
+    # the last batch is dealt out evenly, too: a convolution fails on a replica without an image
+    shown = np.resize(np.arange(len(examples)), -(-len(examples) // num_replicas) * num_replicas)
+    batches = input_pipeline.make_indexed_dataset(examples, shown, global_batch_size=batch.global_batch_size)
     probabilities = model.predict(batches.map(lambda images, labels: images), verbose=0)
-    if len(probabilities) != len(examples):
-        raise RuntimeError(f"{len(probabilities)} predictions for {len(examples)} examples")
-    return probabilities
+    if len(probabilities) != len(shown):
+        raise RuntimeError(f"{len(probabilities)} predictions for {len(shown)} images")
+    return probabilities[: len(examples)]
 
 
 def read_settings(workdir: str | os.PathLike) -> dict:
@@ -218,8 +220,11 @@ def prediction_rows(splits: datasets.Splits, probabilities: np.ndarray) -> list[
 
 
 def draw_plots(folder: pathlib.Path, splits: datasets.Splits, probabilities: np.ndarray, report: dict) -> None:
-    """Draws the confusion matrix, the ROC curves and the most confident mistakes of the test split."""
+    """Draws the curves of training, and of the test split confusion matrix, ROC curves and most confident mistakes."""
     folder.mkdir(exist_ok=True)
+    if (history := folder.parent / "history.csv").exists():
+        with open(history, encoding="utf-8", newline="") as stream:
+            reports.plot_history(folder / "history.png", list(csv.DictReader(stream)))
     names = report["class_names"]
     reports.plot_confusion_matrix(folder / "confusion_matrix.png", report["confusion_matrix"], names)
     reports.plot_roc(folder / "roc.png", splits.test.labels, probabilities, names)

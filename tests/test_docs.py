@@ -43,7 +43,7 @@ def test_commands_in_the_readme_parse():
 
     from absl import flags
 
-    from fashion_oct import benchmark, evaluate, export, options, predict, prepare
+    from fashion_oct import benchmark, evaluate, export, options, predict, prepare, report
 
     define = {
         "train": options.define_train_flags,
@@ -52,6 +52,7 @@ def test_commands_in_the_readme_parse():
         "export": export.define_flags,
         "predict": predict.define_flags,
         "prepare": prepare.define_flags,
+        "report": report.define_flags,
     }
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"python -m fashion_oct\.(\w+)([^\n`|]*)", text)

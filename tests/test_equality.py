@@ -27,7 +27,7 @@ fashion = datasets.load("fashion_mnist", data_dir=sample)
 chosen = rng.choice(6000, 203, replace=False)
 cases = {
     "convnet": (fashion.train.images[chosen], fashion.train.labels[chosen], 10, 24, 0.003),
-    "vgg16": (rng.integers(0, 256, (37, 32, 32, 1), np.uint8), np.arange(37) % 4, 4, 12, 0.002),
+    "vgg16": (rng.integers(0, 256, (37, 32, 32, 1), np.uint8), np.arange(37) % 4, 4, 12, 0.0005),
 }
 saved = {}
 for name, (images, labels, num_classes, batch, rate) in cases.items():
@@ -43,7 +43,7 @@ for name, (images, labels, num_classes, batch, rate) in cases.items():
     before = model.get_weights()
     model.fit(batches, epochs=1, steps_per_epoch=50, verbose=0, shuffle=False)
     moved = max(np.abs(new - old).max() for new, old in zip(model.get_weights(), before))
-    assert moved > 1e-3, moved
+    assert moved > 5e-4, moved  # 50 times the tolerance
     saved |= {f"{name} {i:02}": weights for i, weights in enumerate(model.get_weights())}
     probabilities = evaluation.predict_probabilities(model, examples, global_batch_size=batch)
     report = reports.evaluate_predictions(labels, probabilities, class_names=spec.class_names)

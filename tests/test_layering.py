@@ -11,11 +11,12 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "fashion_oct"
 LAYERS = [
     {"cluster", "errors", "files", "network", "tfds_folder"},
     {"options", "timing", "schedules", "distribution", "fashion_mnist", "oct_folder", "reports", "row_cache"},
+    {"html_report"},
     {"models", "model_file", "input_pipeline", "datasets", "image_cache", "feature_cache", "oct2017", "saliency"},
     {"checkpoints", "ledger", "progress", "run_folder", "tensorboard_log"},
     {"evaluation", "prediction", "training", "benchmarking", "batch_study", "exporting"},
     {"quiet"},
-    {"train", "evaluate", "predict", "prepare", "benchmark", "export"},
+    {"train", "evaluate", "predict", "prepare", "benchmark", "export", "report"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 # imports within a layer, each for a reason

@@ -46,6 +46,8 @@ def test_run_writes_the_run_folder(finished_run):
         "config.json", "flags.txt", "history.csv", "timing.json", "evaluation.json", "model.keras", "plots",
         "checkpoints",
     }  # fmt: skip
+    plots = {path.name for path in (finished_run / "plots").iterdir()}
+    assert plots == {"history.png", "confusion_matrix.png", "roc.png", "mistakes.png"}
 
 
 def test_run_records_settings_data_and_versions(finished_run):
@@ -275,7 +277,7 @@ def test_two_replicas_train_vgg16_as_one_does(one_device, two_devices):
         np.testing.assert_allclose(weights, mirrored, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("num_examples", [2, 17, 33])
+@pytest.mark.parametrize("num_examples", [1, 2, 17, 33])
 def test_predict_probabilities_scores_a_last_batch_smaller_than_the_replicas(two_devices, num_examples):
     splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
     examples = input_pipeline.ArrayExamples(splits.test.images[:num_examples], splits.test.labels[:num_examples])
