@@ -99,21 +99,7 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
     Raises:
       InputError: no such run, or its dataset is not the one that it was trained on.
     """
-    settings = read_settings(workdir)
-    config, global_batch_size = _evaluation_settings(settings, workdir)
-    trained_on = settings["dataset"]
-    splits = datasets.load(
-        config["dataset"],
-        data_dir=data_dir or config["data_dir"],
-        bad_images=config["bad_images"],
-        image_size=config["image_size"],
-        labels=config["labels"],
-    )
-    if list(splits.spec.class_names) != trained_on["class_names"]:
-        raise InputError(
-            f"the run was trained on the classes {trained_on['class_names']}, but {splits.source} has "
-            f"{list(splits.spec.class_names)}: give the run's own dataset"
-        )
+    splits, global_batch_size = load_splits_of_run(workdir, data_dir=data_dir)
     with input_pipeline.naming_bad_files(splits.test):
         report = evaluate(
             load_model(workdir),
@@ -124,7 +110,35 @@ def evaluate_run(workdir: str, *, data_dir: str | None = None) -> str:
     return f"{in_words(report)}\ndata: {splits.source}\nreport: {pathlib.Path(workdir) / 'evaluation.json'}"
 
 
-def _evaluation_settings(settings: dict, workdir: str) -> tuple[dict, int]:
+def load_splits_of_run(workdir: str | os.PathLike, *, data_dir: str | None = None) -> tuple[datasets.Splits, int]:
+    """Loads the dataset of a finished run, and returns it with the run's global batch size.
+
+    Args:
+      workdir: the run folder.
+      data_dir: the dataset's folder, by default that of the run.
+
+    Raises:
+      InputError: no such run, or its dataset is not the one that it was trained on.
+    """
+    settings = read_settings(workdir)
+    config, global_batch_size = _evaluation_settings(settings, workdir)
+    class_names = settings["dataset"]["class_names"]
+    splits = datasets.load(
+        config["dataset"],
+        data_dir=data_dir or config["data_dir"],
+        bad_images=config["bad_images"],
+        image_size=config["image_size"],
+        labels=config["labels"],
+    )
+    if list(splits.spec.class_names) != class_names:
+        raise InputError(
+            f"the run was trained on the classes {class_names}, but {splits.source} has "
+            f"{list(splits.spec.class_names)}: give the run's own dataset"
+        )
+    return splits, global_batch_size
+
+
+def _evaluation_settings(settings: dict, workdir: str | os.PathLike) -> tuple[dict, int]:
     """Returns the entry "config" of config.json, and the global batch size, checked as far as they are used here."""
     try:
         config, global_batch_size = settings["config"], settings["plan"]["batch"]["global_batch_size"]

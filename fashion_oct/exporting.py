@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from fashion_oct import datasets, evaluation, files, input_pipeline, models
+from fashion_oct import evaluation, files, input_pipeline, models
 from fashion_oct.errors import InputError
 
 BATCH_SIZE = 32  # that of `predict`: in batches of another size bfloat16 may be rounded otherwise
@@ -61,9 +61,8 @@ def export_run(
         raise InputError(f"--out={target} is a file or a folder that is not empty: remove it, or give a new folder")
     if "onnx" in formats:
         _import_for_onnx("tf2onnx", "onnxruntime")
-    settings = evaluation.read_settings(workdir)
+    splits, _ = evaluation.load_splits_of_run(workdir, data_dir=data_dir)
     model = evaluation.load_model(workdir)
-    splits = _load_splits(settings, data_dir)
     num_images = min(num_images or len(splits.test), len(splits.test))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name[:80]}.", dir=target.parent) as temporary:
@@ -303,20 +302,3 @@ def _with_weights_of(model: tf.keras.Model) -> tf.Module:
 
 def _read_lines(path: pathlib.Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
-
-
-def _load_splits(settings: dict, data_dir: str | None) -> datasets.Splits:
-    config, class_names = settings["config"], settings["dataset"]["class_names"]
-    splits = datasets.load(
-        config["dataset"],
-        data_dir=data_dir or config["data_dir"],
-        bad_images=config["bad_images"],
-        image_size=config["image_size"],
-        labels=config["labels"],
-    )
-    if list(splits.spec.class_names) != class_names:
-        raise InputError(
-            f"the run was trained on the classes {class_names}, but {splits.source} has "
-            f"{list(splits.spec.class_names)}: give the run's own dataset"
-        )
-    return splits

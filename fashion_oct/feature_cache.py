@@ -158,14 +158,13 @@ class FillAhead(tf.keras.callbacks.Callback):
         self._is_new = ~features.cache.has_rows(self._rows)
         self._features, self._steps_per_execution = features, steps_per_execution
         self._new = features.compute(self._rows[self._is_new])
-        self._num_ready, self._num_promised, self._num_executions = 0, 0, 0
+        self._num_ready, self._num_executions = 0, 0
         self._seconds = {} if seconds is None else seconds
         self._seconds.setdefault("feature cache", 0.0)
         self.num_computed = 0
 
     def __enter__(self) -> "FillAhead":
-        self.on_train_batch_begin(0)  # Keras 3 reads a batch, of an iterator of its own, before it calls the first hook
-        self._num_executions = 0
+        self._fill(self._steps_per_execution)  # Keras 3 reads a batch, to build the model, before its first hook
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -179,24 +178,24 @@ class FillAhead(tf.keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._num_ready < len(self._rows):
-            begin = time.perf_counter()
             # this execution and the next one, so that the pipeline works while the device does; at first just this one
             num_executions = self._num_executions + (2 if self._num_executions else 1)
             self._fill(num_executions * self._steps_per_execution)
-            self._seconds["feature cache"] += time.perf_counter() - begin
         self._num_executions += 1
 
     def _fill(self, num_steps: int) -> None:
         """Lets the first `num_steps` steps be read."""
+        begin = time.perf_counter()
         end = np.searchsorted(self._step_of, num_steps)
         part, is_new = self._rows[self._num_ready : end], self._is_new[self._num_ready : end]
-        self._num_promised += np.count_nonzero(is_new)
-        while self.num_computed < self._num_promised:
+        num_new = np.count_nonzero(self._is_new[:end])
+        while self.num_computed < num_new:
             self.num_computed += len(next(self._new))
         for damaged in self._features.compute(self._features.cache.find_missing(part[~is_new])):
             self._features.rows.let_read(damaged)
         self._features.rows.let_read(part)
         self._num_ready = end
+        self._seconds["feature cache"] += time.perf_counter() - begin
 
 
 def exists(prefix: tf.keras.Model, examples: Examples, *, folder: pathlib.Path) -> bool:
