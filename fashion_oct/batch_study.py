@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fashion_oct import files, reports
-from fashion_oct.errors import RunError
+from fashion_oct.errors import RunError, reason_of_failure
 from fashion_oct.options import Config
 
 
@@ -78,7 +78,7 @@ def _accuracy(config: Config, folder: pathlib.Path, *, factor: int, rule: str, s
     command = [sys.executable, "-m", "fashion_oct.train", *settings.to_flags().splitlines(), f"--workdir={workdir}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RunError(f"{workdir} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise RunError(f"{workdir} failed: {reason_of_failure(done)}")
     accuracy = json.loads((workdir / "evaluation.json").read_text())["accuracy"]
     print(f"batch {settings.global_batch_size}, {rule}, seed {seed}: {accuracy:.4f}", flush=True)
     return accuracy

@@ -5,8 +5,9 @@
   python -m fashion_oct.benchmark --model=vgg16 --whole_runs          total time, beside the tutorial's whole loop
   python -m fashion_oct.benchmark --batch_factors=1,2,4,8             test accuracy against the global batch
 
-Takes the flags of train, too. Without GPUs the replicas are logical CPU devices. Writes scaling.json, scaling.csv and
-scaling.png; expect a minute or two a number of replicas for the ConvNet on two cores.
+Takes the flags of train, too (python -m fashion_oct.train --help). Without GPUs the replicas are logical CPU devices.
+Writes scaling.json, scaling.csv and scaling.png; expect a minute or two a number of replicas for the ConvNet on two
+cores.
 """
 
 import json
@@ -75,8 +76,8 @@ def study_batches(config: options.Config, values: dict) -> int:
     from fashion_oct import batch_study
 
     rules = values["rules"]
-    if unknown := sorted(set(rules) - {"none", "sqrt", "linear"}):
-        raise InputError(f"--rules={','.join(rules)}: {unknown[0]!r} is none of none, sqrt, linear")
+    if unknown := sorted(set(rules) - set(options.LR_SCALINGS)):
+        raise InputError(f"--rules={','.join(rules)}: {unknown[0]!r} is none of {', '.join(options.LR_SCALINGS)}")
     words = batch_study.run_study(
         config,
         pathlib.Path(values["out"]),
@@ -97,7 +98,7 @@ def parse_numbers(name: str, texts: list[str], *, at_least: int) -> list[int]:
 
 def main() -> None:
     """The entry point."""
-    options.run_command(run, define_flags, usage=__doc__)
+    options.run_command(run, define_flags, usage=__doc__, names_train_flags=False)
 
 
 if __name__ == "__main__":

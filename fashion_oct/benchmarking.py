@@ -7,12 +7,26 @@ import shutil
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from fashion_oct import datasets, distribution, feature_cache, files, input_pipeline, models, reports, training
+from fashion_oct import (
+    building,
+    caching,
+    datasets,
+    distribution,
+    feature_cache,
+    files,
+    input_pipeline,
+    models,
+    planning,
+    reports,
+    training,
+)
+from fashion_oct.errors import RunError, reason_of_failure
 from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory
 
@@ -50,10 +64,7 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
       num_replicas, batch sizes, steps_per_epoch, and for each kind the rates of the repeats, in images/second where
       nothing else is said; for "real" also the step-time percentiles of the median repeat.
     """
-    tf.keras.utils.set_random_seed(config.seed)
-    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
-    splits = training.load_splits(config)
-    plan = training.make_plan(config, strategy, num_train=len(splits.train))
+    strategy, splits, plan = _prepare(config)
     kinds, percentiles = _kinds_of_ours(config, strategy, plan, splits, num_steps), []
     if has_article:
         kinds |= _kinds_of_article(config, strategy, splits, plan.batch.global_batch_size, num_steps)
@@ -76,9 +87,16 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
     }
 
 
-def _kinds_of_ours(config, strategy, plan: training.Plan, splits: datasets.Splits, num_steps: int) -> dict:
-    model = training.build(config, strategy, splits.spec, plan)
-    trained, train, _ = training.use_caches(model, config, strategy, plan, splits)
+def _prepare(config: Config) -> tuple[tf.distribute.Strategy, datasets.Splits, planning.Plan]:
+    tf.keras.utils.set_random_seed(config.seed)
+    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
+    splits = training.load_splits(config)
+    return strategy, splits, planning.make_plan(config, strategy, num_train=len(splits.train))
+
+
+def _kinds_of_ours(config, strategy, plan: planning.Plan, splits: datasets.Splits, num_steps: int) -> dict:
+    model = building.build(config, strategy, splits.spec, plan)
+    trained, train, _ = caching.use_caches(model, config, strategy, plan, splits)
     size = plan.batch.global_batch_size
     order = {"global_batch_size": size, "seed": config.seed, "num_steps": num_steps}
     real = input_pipeline.make_training_dataset(train, **order)
@@ -112,10 +130,7 @@ def _few(num_steps: int) -> int:
 
 def run_article(config: Config) -> None:
     """Trains as the tutorial did, for `config.epochs`: its pipeline, its loop, float32; evaluates nothing."""
-    tf.keras.utils.set_random_seed(config.seed)
-    strategy = distribution.make_strategy(config.num_gpus, config.virtual_devices)
-    splits = training.load_splits(config)
-    plan = training.make_plan(config, strategy, num_train=len(splits.train))
+    strategy, splits, plan = _prepare(config)
     batches = _article_batches(splits, plan.batch.global_batch_size)
     model = _article_model(config, splits, strategy)
     model.fit(batches, epochs=config.epochs, steps_per_epoch=plan.steps_per_epoch, verbose=2, shuffle=False)
@@ -129,7 +144,7 @@ def compare_whole_runs(config: Config, folder: pathlib.Path) -> str:
       folder: gets the run folders, whole_runs.json, and meanwhile the cache.
 
     Raises:
-      RuntimeError: one of them failed.
+      RunError: one of them failed.
     """
     flags = dataclasses.replace(config, workdir=None, cache_dir=str(folder / "cache")).to_flags().splitlines()
     python = [sys.executable, "-m"]
@@ -144,7 +159,7 @@ def compare_whole_runs(config: Config, folder: pathlib.Path) -> str:
         begin = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            raise RunError(f"{name} failed: {reason_of_failure(done)}")
         seconds[name] = time.perf_counter() - begin
     shutil.rmtree(folder / "cache", ignore_errors=True)
     files.write_json(folder / "whole_runs.json", {"epochs": config.epochs, "seconds": seconds})
@@ -189,12 +204,7 @@ def _time_prefix(strategy, features: feature_cache.Features, images, size: int, 
     """Returns images a second of the fastest of some batches, as when a cache is filled."""
     batches = iter(strategy.experimental_distribute_dataset(images.map(lambda images, labels: images)))
     features.run_prefix(next(batches))
-    seconds = []
-    for _ in range(num_batches):
-        start = time.perf_counter()
-        features.run_prefix(next(batches))
-        seconds.append(time.perf_counter() - start)
-    return size / min(seconds)
+    return size / min(timeit.repeat(lambda: features.run_prefix(next(batches)), number=1, repeat=num_batches))
 
 
 def _time_matmul(dtype: str, size: int = 2048, num_products: int = 10) -> float:
@@ -202,12 +212,7 @@ def _time_matmul(dtype: str, size: int = 2048, num_products: int = 10) -> float:
     matrix = tf.cast(tf.random.stateless_normal([size, size], [1, 2]), dtype)
     multiply = tf.function(lambda: tf.linalg.matmul(matrix, matrix)[0, 0])
     multiply().numpy()
-    seconds = []
-    for _ in range(num_products):
-        start = time.perf_counter()
-        multiply().numpy()
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds)
+    return 2 * size**3 / min(timeit.repeat(lambda: multiply().numpy(), number=1, repeat=num_products))
 
 
 def _article_model(config: Config, splits: datasets.Splits, strategy: tf.distribute.Strategy) -> tf.keras.Model:
@@ -266,9 +271,7 @@ def run_points(commands: dict[int, list[str]]) -> tuple[list[dict], dict[int, st
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         answers = [line for line in done.stdout.splitlines() if line.startswith(POINT_MARK)]
         if done.returncode or not answers:
-            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-            # Keras' messages go on for several lines after the one that says what it is
-            failures[num_replicas] = next((line for line in reversed(lines) if "Error: " in line), lines[-1])
+            failures[num_replicas] = reason_of_failure(done)
             print(f"{num_replicas} replicas failed: {failures[num_replicas]}", file=sys.stderr)
         else:
             points.append(json.loads(answers[-1].removeprefix(POINT_MARK)))
@@ -323,7 +326,7 @@ def verdict(row: dict) -> str:
     if share < INPUT_BOUND_BELOW:
         return (
             f"{where}: input-bound, training reaches {share:.1%} of what the model alone does (the pipeline alone: "
-            f"{spare:.1f} times the model). Try --cache=memory or disk, prepare --shards, or a larger batch"
+            f"{spare:.1f} times the model). Try --cache=disk, prepare --shards, --data_service or a larger batch"
         )
     advice = [] if row["precision"] != "float32" else ["--precision=mixed_bfloat16 where the device is fast at it"]
     if row["shares_cores"]:

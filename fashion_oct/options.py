@@ -18,6 +18,7 @@ from fashion_oct.errors import InputError, RunError
 
 MODELS = ("convnet", "vgg16")
 DATASETS = ("fashion_mnist", "oct2017")
+LR_SCALINGS = ("none", "sqrt", "linear")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 
 # What a flag that was not given means, by model. The recipe of vgg16 is configs/oct_vgg16.flags.
@@ -68,6 +69,7 @@ class Config:
     num_gpus: int | None = None
     virtual_devices: int | None = None
     cluster: str = "auto"
+    data_service: str | None = None
     per_replica_batch_size: int | None = 512
     global_batch_size: int | None = None
     epochs: int = 5
@@ -108,6 +110,19 @@ class Config:
                 "GPUs or virtual CPU devices, give one of the two"
             )
 
+        if self.data_service is not None:
+            self._check_data_service()
+
+    def _check_data_service(self) -> None:
+        given = f"--data_service={self.data_service}"
+        host, _, port = self.data_service.rpartition(":")
+        if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 65536):
+            raise InputError(f"{given}: give the dispatcher as HOST:PORT, such as --data_service=localhost:5050")
+        if self.dataset == "fashion_mnist":
+            raise InputError(f"{given}, but fashion_mnist has nothing to decode: leave the flag out")
+        if self.cache != "none":
+            raise InputError(f"{given}, but --cache={self.cache} decodes here: give one of the two")
+
     def to_flags(self) -> str:
         """Returns a flagfile that repeats the run (in a new workdir)."""
         lines = []
@@ -142,6 +157,9 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.enum(
         "cluster", "auto", cluster.SOURCES, "who names the workers; auto: TF_CONFIG if it is set, else there is one"
     )
+    add.string(
+        "data_service", None, "HOST:PORT of a tf.data service whose workers decode training images; default: none"
+    )
     add.integer("per_replica_batch_size", None, "images a replica and step; default: 512 convnet, 64 vgg16", low=1)
     add.integer("global_batch_size", None, "images a step over all replicas, instead of the former", low=1)
     add.integer("epochs", None, "passes over the training split; default: 5 convnet, 10 vgg16", low=1)
@@ -150,7 +168,7 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.enum(
         "lr_scaling",
         "none",
-        ("none", "sqrt", "linear"),
+        LR_SCALINGS,
         "multiply the rate by (global batch / reference batch) or its root",
     )
     add.integer("reference_batch_size", None, "global batch of --learning_rate; default: 512 convnet, 64 vgg16", low=1)
@@ -163,7 +181,7 @@ def define_train_flags(flag_values: flags.FlagValues) -> None:
     add.number("warmup_epochs", None, "epochs of LR warm-up, linear from 0; default: 0 convnet, 1 vgg16", low=0.0)
     add.boolean("augment", None, "flip training images left to right at random; default: only for vgg16")
     add.number("validation_fraction", 0.0, "share of the training split held out for validation", low=0.0, high=0.9)
-    add.enum("precision", "auto", PRECISIONS, "auto: the fastest that this device computes natively")
+    add.enum("precision", "auto", PRECISIONS, "auto: the device's fastest native one")
     add.integer("steps_per_execution", None, "steps in one call of the train function; default: 1 on CPUs", low=1)
     add.boolean("jit_compile", False, "compile the train function with XLA (slower on CPUs)")
     add.integer("num_discarded_steps", 1, "first steps left out of the timing (the first one traces)", low=0)
@@ -214,6 +232,7 @@ def run_command(
     *,
     usage: str,
     argv: list[str] | None = None,
+    names_train_flags: bool = True,
 ) -> None:
     """Parses the command line, runs the command and exits with its status.
 
@@ -224,6 +243,7 @@ def run_command(
       define_flags: defines the command's flags on the `FlagValues` it is given.
       usage: the entry point's docstring, printed by `--help`.
       argv: the command line, by default `sys.argv`.
+      names_train_flags: whether `--help` lists those flags of train that the command takes, too.
     """
     flag_values = flags.FlagValues()
     define_flags(flag_values)
@@ -234,7 +254,10 @@ def run_command(
     try:
         arguments = _parse(flag_values, argv or sys.argv)
         if flag_values["help"].value:
-            print(_help_text(usage, flag_values))
+            hidden = flags.FlagValues()
+            if not names_train_flags:
+                define_train_flags(hidden)
+            print(_help_text(usage, flag_values, hidden=set(hidden)))
             sys.exit(0)
         if "cluster" in flag_values:
             prefix = cluster.find(flag_values["cluster"].value).prefix
@@ -278,11 +301,14 @@ def _exit_with(message: str, *, status: int, prefix: str) -> None:
     sys.exit(status)
 
 
-def _help_text(usage: str, flag_values: flags.FlagValues) -> str:
+def _help_text(usage: str, flag_values: flags.FlagValues, *, hidden: set[str]) -> str:
     lines = [usage.strip(), "", "Flags (or in a file, one a line: --flagfile=FILE):"]
     for name in flag_values:
+        if name in hidden:
+            continue
         flag = flag_values[name]
-        default = "" if flag.default is None or flag.default is False else f" [{flag.default}]"
+        default = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
+        default = "" if default is None or default is False or default == "" else f" [{default}]"
         text = f"  --{name}: {flag.help}{default}"
         lines += textwrap.wrap(text, 118, subsequent_indent="      ")
     return "\n".join(lines)

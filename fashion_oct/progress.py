@@ -51,6 +51,7 @@ class Progress(tf.keras.callbacks.Callback):
 
     Attributes:
       step: steps done.
+      num_steps: steps of the whole run.
       seconds: spent in callbacks, by their names in the ledger; others add theirs.
     """
 
@@ -72,7 +73,7 @@ class Progress(tf.keras.callbacks.Callback):
         self._strategy, self._is_chief = strategy, distribution.is_chief(strategy)
         self._store = checkpoints.Checkpoints(workdir / "checkpoints", keep=keep_checkpoints, is_chief=self._is_chief)
         self._time_history, self._ledger = time_history, ledger
-        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
+        self.num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
         self._checkpoint_steps, self._stops_on_nan = checkpoint_steps, stops_on_nan
         self.step, self.seconds = 0, {"checkpoints": 0.0}
         self._saved_step, self._saved_at = 0, time.monotonic()
@@ -96,7 +97,7 @@ class Progress(tf.keras.callbacks.Callback):
             self._rows = checkpoint.state["history"]
             self._time_history.go_on(checkpoint.state["timing"])
             self._ledger.go_on(checkpoint.state["ledger"])
-            logging.info("going on after step %d of %d", self.step, self._num_steps)
+            logging.info("going on after step %d of %d", self.step, self.num_steps)
         return checkpoint
 
     def remaining_fits(self, epochs: int) -> Iterator[tuple[int, dict[str, int]]]:
@@ -104,7 +105,7 @@ class Progress(tf.keras.callbacks.Callback):
         for first_step, arguments in checkpoints.remaining_fits(
             self.step, steps_per_epoch=self._steps_per_epoch, epochs=epochs
         ):
-            if self.step < self._num_steps:
+            if self.step < self.num_steps:
                 yield first_step, arguments
                 self._time_history.go_on(self._time_history.state())
 
@@ -135,7 +136,7 @@ class Progress(tf.keras.callbacks.Callback):
                 f"the loss is {loss} at step {self.step}: lower --learning_rate, or give --on_nan=ignore; "
                 f"the checkpoint of step {self._saved_step} is kept"
             )
-        if self.step >= self._num_steps:
+        if self.step >= self.num_steps:
             self.model.stop_training = True
         elif self.step % self._steps_per_epoch:  # else on_epoch_end does it
             signal_number, is_due = self._agree()
@@ -150,7 +151,7 @@ class Progress(tf.keras.callbacks.Callback):
         if self._is_chief:  # the whole file anew and atomically, unlike Keras' CSVLogger
             reports.write_csv(self._history_path, self._rows)
         signal_number, is_due = self._agree()
-        if self._checkpoint_steps is None or is_due or signal_number or self.step >= self._num_steps:
+        if self._checkpoint_steps is None or is_due or signal_number or self.step >= self.num_steps:
             self._save(logs.get("val_accuracy"))
         self._stop_if_asked(signal_number)
 
@@ -176,8 +177,43 @@ class Progress(tf.keras.callbacks.Callback):
         self.seconds["checkpoints"] += self._saved_at - begin
 
     def _stop_if_asked(self, signal_number: int) -> None:
-        if signal_number and self.step < self._num_steps:
+        if signal_number and self.step < self.num_steps:
             raise Stopped(signal_number)
+
+
+class EpochLines(tf.keras.callbacks.Callback):
+    """Prints one line an epoch, with the time that is left: for pipes and log files, where a progress bar is noise.
+
+    Args:
+      progress: of the run, which stands after this one in the list of callbacks.
+    """
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self._progress, self._begin = progress, None
+
+    def on_train_begin(self, logs=None):
+        if self._begin is None:  # a run that goes on inside an epoch has two
+            self._begin, self._first_step = time.monotonic(), self._progress.step
+
+    def on_epoch_end(self, epoch, logs=None):
+        step, num_steps = self._progress.step, self._progress.num_steps
+        words = [f"{name} {value:,.0f}" if value >= 1000 else f"{name} {value:.4f}" for name, value in logs.items()]
+        line = f"epoch {epoch + 1} of {self.params['epochs']}, step {step} of {num_steps}: {', '.join(words)}"
+        if step < num_steps:
+            seconds = (num_steps - step) * (time.monotonic() - self._begin) / (step - self._first_step)
+            line += f"; about {in_words(seconds)} left"
+        print(line, flush=True)
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time as people say it: 7 s, 3 min 20 s, 2 h 5 min."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
 class Profile(tf.keras.callbacks.Callback):

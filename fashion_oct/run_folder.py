@@ -22,7 +22,17 @@ LAST_FILE = "timing.json"  # a run that has written it is finished
 
 # Settings that a run may go on with after a change: they leave its result as it is.
 _MAY_CHANGE = {
-    *("workdir", "cluster", "cache", "cache_dir", "cache_limit_gb", "checkpoint_steps", "keep_checkpoints", "profile"),
+    *(
+        "workdir",
+        "cluster",
+        "data_service",
+        "cache",
+        "cache_dir",
+        "cache_limit_gb",
+        "checkpoint_steps",
+        "keep_checkpoints",
+        "profile",
+    ),
     *("tensorboard", "on_nan"),
 }
 

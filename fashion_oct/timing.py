@@ -109,18 +109,19 @@ class TimeHistory(tf.keras.callbacks.Callback):
         self.log_throughput = log_throughput
         self._clock = clock
         self._entered = False
+        self._has_fit = False  # whether the `with` block has had a fit
         self._fit_follows_at: float | None = None  # when the fit that on_train_begin will announce has begun
         self._next_earlier: dict[str, Any] = {}  # figures that the next fit adds to
         self._reset(begin=0.0)
 
     def __enter__(self) -> "TimeHistory":
-        self._entered = True
+        self._entered, self._has_fit = True, False
         self._fit_follows_at = self._clock()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._entered = False
-        if self._fit_follows_at is None:  # on_train_begin has taken it: there was a fit in the block
+        if self._has_fit:
             self._end_fit()
         self._fit_follows_at = None
 
@@ -164,9 +165,11 @@ class TimeHistory(tf.keras.callbacks.Callback):
         Args:
           state: from `state()`.
         """
-        num_replicas = self._num_replicas
-        self._reset(begin=0.0)
+        num_replicas, begin = self._num_replicas, self._last_seen
+        self._reset(begin=begin)
         self._num_replicas = num_replicas
+        if self._entered and self._has_fit:  # the time until the next fit, or the end of the block, counts
+            self._fit_follows_at = begin
         self._earlier = self._next_earlier = dict(state)
 
     # The hooks, in the order in which fit calls them. Keras 3 passes `logs` by keyword.
@@ -183,7 +186,7 @@ class TimeHistory(tf.keras.callbacks.Callback):
         self._reset(begin=now if self._fit_follows_at is None else self._fit_follows_at)
         self._earlier, self._next_earlier = self._next_earlier, {}
         self._last_seen = now
-        self._fit_follows_at = None
+        self._fit_follows_at, self._has_fit = None, True
         self._in_fit = True
         strategy = getattr(self.model, "distribute_strategy", None) or tf.distribute.get_strategy()
         self._num_replicas = strategy.num_replicas_in_sync

@@ -3,7 +3,9 @@
 import pathlib
 import re
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -36,6 +38,39 @@ def test_readme_snippet_of_the_callback_runs(beginning):
     names = dict(beginning, model=beginning["make_model"](), dataset=beginning["dataset"].take(4))
     exec(snippet.replace("512", "32"), names)
     assert names["time_history"].summary().num_steps == 20
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 30), ("test", 5)):
+        for label, name in enumerate(("daisy", "rose", "tulip")):
+            folder = tmp_path / "flowers" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 80 * (label + 1), (60, 50, 3), np.uint8)).save(folder / f"{i}.jpg")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["MobileNetV3Small", "EfficientNetB0", "ResNet50"])
+def test_own_data_and_model_trains(network, flowers, monkeypatch):
+    monkeypatch.chdir(flowers)
+    text = "\n".join(snippets("docs/own_data_and_model.md")).replace('weights="imagenet"', "weights=None")
+    text = text.replace("MobileNetV3Small", network)
+    if network == "ResNet50":
+        text = text.replace("    base = ", "    x = tf.keras.applications.resnet50.preprocess_input(x)\n    base = ")
+    names = {}
+    exec(text, names)
+    assert names["time_history"].summary().num_steps == 6  # 90 images, 32 a batch, 2 epochs
+    assert names["features"].cache.find_missing(np.arange(90)).size == 0
+    assert np.isfinite(names["probabilities"]).all()
+    assert names["report"]["num_examples"] == 15
+    weights = tf.keras.models.load_model("flowers.keras").get_weights()
+    for saved, trained in zip(weights, names["model"].get_weights(), strict=True):
+        np.testing.assert_array_equal(saved, trained)
 
 
 def test_commands_in_the_readme_parse():

@@ -17,7 +17,8 @@ TRAIN = """
 import sys
 import numpy as np
 import tensorflow as tf
-from fashion_oct import datasets, distribution, evaluation, input_pipeline, options, reports, training
+from fashion_oct import building, datasets, distribution, evaluation, input_pipeline, options, planning, reports
+from fashion_oct import training
 
 num_devices, path, sample = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 strategy = distribution.make_strategy(virtual_devices=num_devices)
@@ -34,9 +35,9 @@ for name, (images, labels, num_classes, batch, rate) in cases.items():
     examples = input_pipeline.ArrayExamples(images, labels)
     spec = input_pipeline.DataSpec(images.shape[1:], tuple("abcdefghij"[:num_classes]))
     config = options.Config(model=name, per_replica_batch_size=None, global_batch_size=batch, precision="float32")
-    plan = training.make_plan(config, strategy, num_train=len(examples))
+    plan = planning.make_plan(config, strategy, num_train=len(examples))
     tf.keras.utils.set_random_seed(1)
-    model = training.build(config, strategy, spec, plan)
+    model = building.build(config, strategy, spec, plan)
     with strategy.scope():
         model.compile(tf.keras.optimizers.SGD(rate), tf.keras.losses.SparseCategoricalCrossentropy())
     batches = input_pipeline.make_training_dataset(examples, global_batch_size=batch, seed=0, num_steps=50)

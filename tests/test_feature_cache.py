@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 
 from fashion_oct import (
+    building,
+    caching,
     datasets,
     distribution,
     evaluation,
@@ -21,6 +23,7 @@ from fashion_oct import (
     input_pipeline,
     ledger,
     options,
+    planning,
     row_cache,
     run_folder,
     training,
@@ -277,22 +280,22 @@ def small_model():
 
 def use_caches(config, strategy, train, validation=None):
     """Returns a small model, its plan, and what use_caches makes of it."""
-    plan = training.make_plan(config, strategy, num_train=len(train))
+    plan = planning.make_plan(config, strategy, num_train=len(train))
     tf.keras.utils.set_random_seed(5)
     with strategy.scope():
         model = small_model()
-        training.compile_model(model, config, plan)
-    return model, plan, *training.use_caches(model, config, strategy, plan, splits_of(train, validation))
+        building.compile_model(model, config, plan)
+    return model, plan, *caching.use_caches(model, config, strategy, plan, splits_of(train, validation))
 
 
 def trained_vgg16(config, strategy, examples, workdir):
     """Returns VGG16 after 20 steps, its weights before them, and what was trained on what."""
-    plan = training.make_plan(config, strategy, num_train=len(examples))
+    plan = planning.make_plan(config, strategy, num_train=len(examples))
     tf.keras.utils.set_random_seed(5)
     splits = splits_of(examples, examples, image_shape=(32, 32, 1))
-    model = training.build(config, strategy, splits.spec, plan)
+    model = building.build(config, strategy, splits.spec, plan)
     before = model.get_weights()
-    trained, train, validation = training.use_caches(model, config, strategy, plan, splits)
+    trained, train, validation = caching.use_caches(model, config, strategy, plan, splits)
     with strategy.scope():
         # 0.01: the weights move by more than 1e-3, and rounding is not blown up
         trained.compile(tf.keras.optimizers.SGD(0.01), tf.keras.losses.SparseCategoricalCrossentropy())

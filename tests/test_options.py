@@ -94,7 +94,7 @@ def test_run_command_answers_ctrl_c_with_130(capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "prepare", "benchmark"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "prepare", "benchmark", "export", "report"])
 def test_help_answers_without_tensorflow(command):
     code = (
         "import sys, fashion_oct\n"
@@ -106,6 +106,9 @@ def test_help_answers_without_tensorflow(command):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert f"python -m fashion_oct.{command}" in result.stdout
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 52  # a screen
+    assert max(map(len, lines)) <= 120
 
 
 def test_help_and_errors_answer_in_half_a_second():

@@ -84,6 +84,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(undisturbed, tmp_path, m
     assert ledger["steps"] + ledger["tracing"] == pytest.approx(timing["total_seconds"])
     assert ledger["validation"] == pytest.approx(timing["validation_seconds"])
     assert all(seconds >= -1e-6 for seconds in ledger.values())
+    of_fit = sum(ledger[name] for name in ("tracing", "steps", "validation", "checkpoints", "fit, other"))
+    assert timing["fit_seconds"] == pytest.approx(of_fit, abs=2.0)
 
 
 def test_a_run_goes_on_from_the_last_checkpoint_after_a_crash(undisturbed, tmp_path, monkeypatch):

@@ -1,6 +1,11 @@
 """What is written can be read by TensorBoard's own reader."""
 
 import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -38,3 +43,38 @@ def test_the_settings_and_the_test_report_are_there(folder):
     tags = set(read(folder / "test").Tags()["tensors"])
     assert {"test_accuracy", "test_loss", "confusion_matrix", "roc", "mistakes"} <= tags
     assert any("hparams" in tag for tag in tags)
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_the_run_in_a_browser(folder, tmp_path):
+    """The page of TensorBoard itself, in a headless Chromium; its picture is looked at by people (docs)."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium")
+    with socket.create_server(("localhost", 0)) as unused:
+        port = unused.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={folder.parent}", f"--port={port}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_for(port)
+            options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            options += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", "--window-size=1280,1600"]
+            page = f"http://localhost:{port}/?darkMode=false#timeseries"
+            shown = subprocess.run(
+                [chromium, *options, "--dump-dom", page], check=False, capture_output=True, text=True, timeout=120
+            )
+        finally:
+            server.terminate()
+    assert "epoch_accuracy" in shown.stdout, shown.stderr
+    assert "confusion_matrix" in shown.stdout
+
+
+def wait_for(port, *, seconds=60):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("localhost", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)

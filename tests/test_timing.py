@@ -240,6 +240,42 @@ def test_with_block_without_a_fit_leaves_the_last_figures():
     assert history.summary() == before
 
 
+@pytest.mark.parametrize("goes_on_after_the_last", [True, False])
+def test_with_block_counts_what_is_between_fits_that_go_on(goes_on_after_the_last):
+    clock = FakeClock()
+    history = TimeHistory(10, clock=clock)
+    with history:
+        for is_last in (False, True):
+            clock.wait(7.0)
+            history.set_model(None)
+            history.on_train_begin()
+            drive(history, clock, [1.0, 2.0])
+            history.on_train_end()
+            clock.wait(0.5)  # other callbacks
+            if goes_on_after_the_last or not is_last:
+                history.go_on(history.state())
+        clock.wait(0.25)
+    clock.wait(100.0)
+    summary = history.summary()
+    assert (summary.num_steps, summary.total_seconds, summary.fit_seconds) == (4, 6.0, 2 * 10.5 + 0.25)
+
+
+def test_go_on_without_a_fit_leaves_the_figures():
+    clock = FakeClock()
+    history = TimeHistory(10, clock=clock)
+    history.on_train_begin()
+    drive(history, clock, [1.0, 2.0])
+    history.on_train_end()
+    state, summary = history.state(), history.summary()
+    other = TimeHistory(10, clock=clock)
+    other.go_on(state)
+    with other:
+        clock.wait(7.0)
+    clock.wait(100.0)
+    assert other.state() == state
+    assert other.summary() == summary
+
+
 def test_evaluation_outside_fit_is_not_counted():
     clock = FakeClock()
     history = TimeHistory(10, clock=clock)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fashion_oct import datasets, evaluation, input_pipeline, ledger, options, reports, training
+from fashion_oct import building, datasets, evaluation, input_pipeline, ledger, options, planning, reports, training
 from fashion_oct.errors import InputError
 
 SAMPLE = pathlib.Path(training.__file__).parent / "data"  # 6,000 + 1,000 real images
@@ -79,9 +79,9 @@ def test_make_plan_refuses_what_tensorflow_cannot_do(two_devices):
     config = config_of(global_batch_size=20, steps_per_execution=4)
     if tf.keras.__version__.startswith("3."):
         with pytest.raises(InputError, match=r"2 virtual devices.*--steps_per_execution=1"):
-            training.make_plan(config, two_devices, num_train=100)
+            planning.make_plan(config, two_devices, num_train=100)
     else:
-        assert training.make_plan(config, two_devices, num_train=100).steps_per_epoch == 8  # 5 steps, up to 2 x 4
+        assert planning.make_plan(config, two_devices, num_train=100).steps_per_epoch == 8  # 5 steps, up to 2 x 4
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_make_plan_refuses_what_tensorflow_cannot_do(two_devices):
     ],
 )
 def test_choose_steps_per_execution_is_for_accelerators(devices, most, expected):
-    assert training.choose_steps_per_execution(devices, most) == expected
+    assert planning.choose_steps_per_execution(devices, most) == expected
 
 
 def test_make_plan_scales_the_rate_to_the_batch(two_devices):
     config = config_of(global_batch_size=64, reference_batch_size=16, lr_scaling="sqrt", learning_rate=0.01)
-    assert training.make_plan(config, two_devices, num_train=100).learning_rate == pytest.approx(0.02)
+    assert planning.make_plan(config, two_devices, num_train=100).learning_rate == pytest.approx(0.02)
     config = config_of(global_batch_size=64, reference_batch_size=16, learning_rate=0.01)
-    assert training.make_plan(config, two_devices, num_train=100).learning_rate == 0.01
+    assert planning.make_plan(config, two_devices, num_train=100).learning_rate == 0.01
 
 
 def test_run_writes_a_profile_of_some_steps(tmp_path):
@@ -138,6 +138,11 @@ def test_run_accounts_for_its_wall_time(tmp_path):
     }  # fmt: skip
     assert all(seconds >= -1e-6 for seconds in ledger.values())
     assert sum(ledger.values()) == pytest.approx(wall_seconds, rel=0.01)
+    of_fit = sum(ledger[name] for name in ("tracing", "steps", "validation", "checkpoints", "fit, other"))
+    timing = read(tmp_path / "run" / "timing.json")
+    assert timing["fit_seconds"] == pytest.approx(of_fit, abs=0.5)
+    parts = sum(timing[name] for name in ("total_seconds", "validation_seconds", "other_seconds"))
+    assert timing["fit_seconds"] == pytest.approx(parts)
     assert any(line.startswith("evaluation ") for line in lines)
 
 
@@ -226,9 +231,9 @@ def trained_weights(strategy, num_examples=203, num_steps=50):
     chosen = rng.choice(6000, num_examples, replace=False)
     examples = input_pipeline.ArrayExamples(splits.train.images[chosen], splits.train.labels[chosen])
     config = config_of(global_batch_size=64)
-    plan = training.make_plan(config, strategy, num_train=num_examples)
+    plan = planning.make_plan(config, strategy, num_train=num_examples)
     tf.keras.utils.set_random_seed(1)
-    model = training.build(config, strategy, splits.spec, plan)
+    model = building.build(config, strategy, splits.spec, plan)
     with strategy.scope():
         model.compile(tf.keras.optimizers.SGD(0.003), tf.keras.losses.SparseCategoricalCrossentropy())
     dataset = input_pipeline.make_training_dataset(examples, global_batch_size=64, seed=0, num_steps=num_steps)
@@ -258,9 +263,9 @@ def trained_vgg16(strategy, num_steps=10):
     examples = input_pipeline.ArrayExamples(rng.integers(0, 256, (37, 32, 32, 1), np.uint8), np.arange(37) % 4)
     spec = input_pipeline.DataSpec(image_shape=(32, 32, 1), class_names=("CNV", "DME", "DRUSEN", "NORMAL"))
     config = config_of(model="vgg16", global_batch_size=8, feature_cache="off")
-    plan = training.make_plan(config, strategy, num_train=37)
+    plan = planning.make_plan(config, strategy, num_train=37)
     tf.keras.utils.set_random_seed(1)
-    model = training.build(config, strategy, spec, plan)
+    model = building.build(config, strategy, spec, plan)
     with strategy.scope():
         model.compile(tf.keras.optimizers.SGD(0.005), tf.keras.losses.SparseCategoricalCrossentropy())
     dataset = input_pipeline.make_training_dataset(examples, global_batch_size=8, seed=0, num_steps=num_steps)
@@ -281,8 +286,8 @@ def test_two_replicas_train_vgg16_as_one_does(one_device, two_devices):
 def test_predict_probabilities_scores_a_last_batch_smaller_than_the_replicas(two_devices, num_examples):
     splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
     examples = input_pipeline.ArrayExamples(splits.test.images[:num_examples], splits.test.labels[:num_examples])
-    plan = training.make_plan(config_of(global_batch_size=16), two_devices, num_train=100)
-    model = training.build(config_of(global_batch_size=16), two_devices, splits.spec, plan)
+    plan = planning.make_plan(config_of(global_batch_size=16), two_devices, num_train=100)
+    model = building.build(config_of(global_batch_size=16), two_devices, splits.spec, plan)
     probabilities = evaluation.predict_probabilities(model, examples, global_batch_size=16)
     np.testing.assert_allclose(probabilities, model(examples.images), atol=1e-5)
 
@@ -302,8 +307,8 @@ def test_run_sees_every_image_the_same_number_of_times(one_device, steps_per_exe
     splits = datasets.load("fashion_mnist", data_dir=str(SAMPLE))
     examples = Recorder(splits.train.images[:100], splits.train.labels[:100])
     config = config_of(global_batch_size=20, epochs=3, steps_per_execution=steps_per_execution)
-    plan = training.make_plan(config, one_device, num_train=100)
-    model = training.build(config, one_device, splits.spec, plan)
+    plan = planning.make_plan(config, one_device, num_train=100)
+    model = building.build(config, one_device, splits.spec, plan)
     training.fit(model, config, plan, train=examples, validation=None, workdir=tmp_path, ledger=ledger.Ledger())
     assert int(model.optimizer.iterations) == plan.num_steps == 15
     steps = {tuple(numbers) for numbers in seen}  # Keras 3 reads the first batch once more, to build the model
