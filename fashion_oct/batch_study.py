@@ -37,13 +37,15 @@ def run_study(
     Raises:
       RunError: a run failed.
     """
+    assert config.reference_batch_size is not None  # the flags' defaults give it
     rows = []
     for factor in factors:
+        size = factor * config.reference_batch_size
         for rule in rules:
-            accuracies = [_accuracy(config, folder, factor=factor, rule=rule, seed=seed) for seed in seeds]
+            accuracies = [_accuracy(config, folder, size, factor=factor, rule=rule, seed=seed) for seed in seeds]
             rows.append(
                 {
-                    "global_batch_size": factor * config.reference_batch_size,
+                    "global_batch_size": size,
                     "factor": factor,
                     "lr_scaling": rule,
                     "mean_accuracy": float(np.mean(accuracies)),
@@ -65,13 +67,13 @@ def run_study(
     return "\n".join([*lines, f"written: {folder}"])
 
 
-def _accuracy(config: Config, folder: pathlib.Path, *, factor: int, rule: str, seed: int) -> float:
+def _accuracy(config: Config, folder: pathlib.Path, size: int, *, factor: int, rule: str, seed: int) -> float:
     rule = "none" if factor == 1 else rule  # at the reference batch all rules are one
     workdir = folder / f"batch_x{factor}_{rule}_seed{seed}"
     settings = dataclasses.replace(
         config,
         per_replica_batch_size=None,
-        global_batch_size=factor * config.reference_batch_size,
+        global_batch_size=size,
         lr_scaling=rule,
         seed=seed,
     )

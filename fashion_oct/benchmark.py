@@ -13,6 +13,7 @@ cores.
 import json
 import pathlib
 import sys
+from typing import Any
 
 from absl import flags
 
@@ -23,7 +24,7 @@ from fashion_oct.errors import InputError
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines the flags of this command, after those of train."""
     options.define_train_flags(flag_values)
-    where = {"flag_values": flag_values}
+    where: dict[str, Any] = {"flag_values": flag_values}
     flags.DEFINE_list("replicas", ["1", "2"], "numbers of replicas to measure", **where)
     flags.DEFINE_enum("scaling", "weak", ["weak", "strong"], "keep the per-replica (weak) or global batch", **where)
     flags.DEFINE_integer("timed_steps", 60, "steps of a repeat", lower_bound=5, **where)
@@ -41,7 +42,7 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     """Measures every number of replicas, or as a point's process one."""
     options.refuse_arguments(arguments)
     config = options.config_from_flags(flag_values)
-    values = {name: flag_values[name].value for name in flag_values}
+    values: dict[str, Any] = {name: flag_values[name].value for name in flag_values}
     if values["batch_factors"]:
         return study_batches(config, values)
     measures_points = values["point"] is None and not values["whole_runs"]

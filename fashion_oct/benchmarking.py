@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,7 @@ from fashion_oct import (
     reports,
     training,
 )
-from fashion_oct.errors import RunError, reason_of_failure
+from fashion_oct.errors import InputError, RunError, reason_of_failure
 from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory
 
@@ -70,7 +71,7 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
         kinds |= _kinds_of_article(config, strategy, splits, plan.batch.global_batch_size, num_steps)
     for measure in kinds.values():
         measure()  # traces, fills caches; not counted
-    rates = {kind: [] for kind in kinds}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(num_repeats):
         for kind, measure in kinds.items():
             summary = measure()
@@ -187,6 +188,10 @@ def _article_batches(splits: datasets.Splits, size: int) -> tf.data.Dataset:
     """Returns the tutorial's input function in current tf.data: float32 images and one-hot labels, made on the host."""
     labels = tf.keras.utils.to_categorical(splits.train.labels, splits.spec.num_classes)
     if isinstance(splits.train, input_pipeline.FileExamples):
+        if not os.path.exists(splits.train.paths[0]):
+            raise InputError(
+                f"the tutorial's pipeline reads JPEG files, and {splits.source} holds records: give the folder of files"
+            )
         height, width, _ = splits.train.image_shape
 
         def load(path, label):
@@ -195,6 +200,7 @@ def _article_batches(splits: datasets.Splits, size: int) -> tf.data.Dataset:
 
         batches = tf.data.Dataset.from_tensor_slices((splits.train.paths, labels)).shuffle(len(labels)).repeat()
         return batches.map(load, num_parallel_calls=tf.data.AUTOTUNE).batch(size).prefetch(tf.data.AUTOTUNE)
+    assert isinstance(splits.train, input_pipeline.ArrayExamples)
     images = splits.train.images.astype(np.float32) / 255
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
     return batches.batch(size).prefetch(tf.data.AUTOTUNE)
@@ -207,12 +213,20 @@ def _time_prefix(strategy, features: feature_cache.Features, images, size: int, 
     return size / min(timeit.repeat(lambda: features.run_prefix(next(batches)), number=1, repeat=num_batches))
 
 
-def _time_matmul(dtype: str, size: int = 2048, num_products: int = 10) -> float:
-    """Returns the FLOP/s of the fastest of some square matrix products: what the device can do at best."""
-    matrix = tf.cast(tf.random.stateless_normal([size, size], [1, 2]), dtype)
-    multiply = tf.function(lambda: tf.linalg.matmul(matrix, matrix)[0, 0])
-    multiply().numpy()
-    return 2 * size**3 / min(timeit.repeat(lambda: multiply().numpy(), number=1, repeat=num_products))
+def _time_matmul(dtype: str, sizes: Sequence[int] = (1024, 2048, 3072), num_products: int = 5) -> float:
+    """Returns the FLOP/s of the fastest of some large square matrix products: what the device can do at best."""
+    rates = []
+    for size in sizes:
+        left, right = (tf.cast(tf.random.stateless_normal([size, size], [1, i]), dtype) for i in (2, 3))
+
+        @tf.function
+        def multiply(left=left, right=right):
+            return tf.linalg.matmul(left, right, transpose_b=True)[0, 0]
+
+        multiply().numpy()
+        seconds = timeit.repeat(lambda multiply=multiply: multiply().numpy(), number=1, repeat=num_products)
+        rates.append(2 * size**3 / min(seconds))
+    return max(rates)
 
 
 def _article_model(config: Config, splits: datasets.Splits, strategy: tf.distribute.Strategy) -> tf.keras.Model:
@@ -280,7 +294,7 @@ def run_points(commands: dict[int, list[str]]) -> tuple[list[dict], dict[int, st
 
 def summarise(points: list[dict]) -> list[dict]:
     """Returns for each point medians, a 95% interval over the repeats, speed-up S(n), efficiency E(n), control runs."""
-    rows = []
+    rows: list[dict] = []
     for point in points:
         rates = point["rates_of_repeats"]
         medians = {kind: float(np.median(values)) for kind, values in rates.items()}

@@ -87,7 +87,7 @@ def cache_features(
         examples.fill(np.arange(len(examples)))
     gigabytes = sum(examples.cache.nbytes for examples in features) / 1e9
     logging.info("the frozen prefix runs once: its output, %.2f GB, is kept in %s", gigabytes, folder)
-    return tail, features
+    return tail, list(features)
 
 
 def cache_images(config: Config, examples: input_pipeline.Examples) -> input_pipeline.Examples:

@@ -309,7 +309,7 @@ def _write(path: pathlib.Path, header: dict[str, Any], variables: list[Saved]) -
     line = json.dumps({"format": _FORMAT} | header | {"variables": entries}) + "\n"
     digest = hashlib.sha256()
     with files.replacing(path, "wb") as stream:
-        for part in (line.encode(), *(_bytes(value) for saved in variables for value in saved.values)):
+        for part in (memoryview(line.encode()), *(_bytes(value).data for saved in variables for value in saved.values)):
             digest.update(part)
             stream.write(part)
         stream.write(digest.digest())

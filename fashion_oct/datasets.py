@@ -104,8 +104,9 @@ def _load_fashion_mnist(data_dir: str | None, validation_fraction: float) -> Spl
     if is_held_out.any():
         validation = ArrayExamples(train[is_held_out], labels[is_held_out])
         train, labels = train[~is_held_out], labels[~is_held_out]
+    _, height, width, channels = train.shape
     return Splits(
-        spec=DataSpec(image_shape=train.shape[1:], class_names=fashion_mnist.CLASS_NAMES),
+        spec=DataSpec(image_shape=(height, width, channels), class_names=fashion_mnist.CLASS_NAMES),
         train=ArrayExamples(train, labels),
         validation=validation,
         test=ArrayExamples(data.test_images, data.test_labels),

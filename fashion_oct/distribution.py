@@ -181,6 +181,7 @@ def batch_sizes(
       InputError: the replicas do not divide the global batch.
     """
     if global_batch_size is None:
+        assert per_replica_batch_size is not None  # one of the two is given
         return BatchSizes(num_replicas, per_replica_batch_size, per_replica_batch_size * num_replicas)
     if global_batch_size % num_replicas:
         lower = global_batch_size // num_replicas * num_replicas
@@ -209,9 +210,10 @@ def choose_precision(requested: str, strategy: tf.distribute.Strategy) -> tuple[
 
 def precision_of_gpus(capabilities: list[tuple[int, int] | None]) -> tuple[str, str]:
     """Returns (policy, reason) for GPUs of these compute capabilities, (major, minor) or None where unknown."""
-    if None in capabilities:
+    known = [capability for capability in capabilities if capability is not None]
+    if len(known) < len(capabilities):
         return "float32", "the compute capability of a GPU is unknown"
-    lowest = min(capabilities)
+    lowest = min(known)
     name = f"lowest compute capability {lowest[0]}.{lowest[1]}"
     if lowest >= (8, 0):
         return "mixed_bfloat16", name
@@ -246,7 +248,7 @@ def device_names(strategy: tf.distribute.Strategy) -> list[str]:
     return [f"{name} of worker {worker}" for worker in range(num_workers) for name in names]
 
 
-def _multi_worker_strategy(cluster_source: str) -> tf.distribute.Strategy:
+def _multi_worker_strategy(cluster_source: str | None) -> tf.distribute.Strategy:
     if cluster_source == "slurm":
         # Ports by the job, so that two jobs can share a node. The figures of GPUs only keep the resolver from asking
         # nvidia-smi: Slurm has given each task its own.

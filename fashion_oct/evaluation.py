@@ -218,6 +218,7 @@ def leakage_warning(splits: datasets.Splits, probabilities: np.ndarray) -> dict:
 
 def prediction_rows(splits: datasets.Splits, probabilities: np.ndarray) -> list[dict]:
     """Returns the rows of predictions.csv: file, patient, true and predicted class, the probability of each class."""
+    assert splits.test_files is not None and splits.test_patients is not None
     names = splits.spec.class_names
     return [
         {

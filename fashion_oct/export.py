@@ -9,6 +9,8 @@ export.json. The folder appears when all is done. The exit status is 1 if a file
 class than Keras for more than 0.1% of the images; there is no folder then. How to serve them: docs/serving.md.
 """
 
+from typing import Any
+
 from absl import flags
 
 from fashion_oct import options, quiet
@@ -19,7 +21,7 @@ FORMATS = ("savedmodel", "tflite", "onnx")
 
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines the flags of this command."""
-    to = {"flag_values": flag_values}
+    to: dict[str, Any] = {"flag_values": flag_values}
     flags.DEFINE_string("workdir", None, "run folder that train wrote (required)", **to)
     flags.DEFINE_string("format", "savedmodel", f"one or more of {', '.join(FORMATS)}, with commas", **to)
     flags.DEFINE_string("out", None, "new folder to write; default: WORKDIR/export", **to)
@@ -31,7 +33,7 @@ def run(flag_values: flags.FlagValues, arguments: list[str]) -> int:
     """Exports with the given flags."""
     options.refuse_arguments(arguments)
     workdir = options.require(flag_values, "workdir")
-    formats = flag_values["format"].value.split(",")
+    formats = flag_values.format.split(",")
     if unknown := [name for name in formats if name not in FORMATS]:
         raise InputError(f"--format={unknown[0]!r}: give one or more of {', '.join(FORMATS)}, with commas")
     quiet.import_tensorflow()

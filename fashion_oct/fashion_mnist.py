@@ -14,6 +14,7 @@ Source: https://github.com/zalandoresearch/fashion-mnist; file format: http://ya
 
 import dataclasses
 import gzip
+import io
 import math
 import os
 import pathlib
@@ -22,7 +23,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from typing import BinaryIO
 
 import numpy as np
 from absl import logging
@@ -162,7 +162,7 @@ class _IdxError(Exception):
     """What is wrong with the bytes of an IDX file, and what was expected."""
 
 
-def _read_idx_stream(stream: BinaryIO, *, max_bytes: int) -> np.ndarray:
+def _read_idx_stream(stream: io.BufferedIOBase, *, max_bytes: int) -> np.ndarray:
     shape = _read_idx_header(stream)
     num_bytes = math.prod(shape)
     values = stream.read(num_bytes) if num_bytes <= max_bytes else b""
@@ -173,7 +173,7 @@ def _read_idx_stream(stream: BinaryIO, *, max_bytes: int) -> np.ndarray:
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def _read_idx_header(stream: BinaryIO) -> tuple[int, ...]:
+def _read_idx_header(stream: io.BufferedIOBase) -> tuple[int, ...]:
     """Returns the checked shape: (N, 28, 28) or (N,)."""
     magic = stream.read(4)
     if int.from_bytes(magic, "big") not in (_IMAGES_MAGIC, _LABELS_MAGIC) or len(magic) < 4:

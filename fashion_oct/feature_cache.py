@@ -35,6 +35,8 @@ class Features(CachedExamples):
       OSError: the cache cannot be written, or the disk has no room.
     """
 
+    rows: "_Awaited"
+
     def __init__(
         self, prefix: tf.keras.Model, examples: Examples, *, folder: pathlib.Path, batch: distribution.BatchSizes
     ):
@@ -186,7 +188,7 @@ class FillAhead(tf.keras.callbacks.Callback):
     def _fill(self, num_steps: int) -> None:
         """Lets the first `num_steps` steps be read."""
         begin = time.perf_counter()
-        end = np.searchsorted(self._step_of, num_steps)
+        end = int(np.searchsorted(self._step_of, num_steps))
         part, is_new = self._rows[self._num_ready : end], self._is_new[self._num_ready : end]
         num_new = np.count_nonzero(self._is_new[:end])
         while self.num_computed < num_new:
@@ -210,7 +212,7 @@ def _name(prefix: tf.keras.Model, examples: Examples) -> str:
         settings = {key: value for key, value in layer.get_config().items() if key not in ("name", "trainable")}
         digest.update(json.dumps([type(layer).__name__, settings], sort_keys=True, default=str).encode())
     for weights in prefix.get_weights():
-        digest.update(np.ascontiguousarray(weights))
+        digest.update(np.ascontiguousarray(weights).data)
     return f"features-{identity(examples)[:32]}-{digest.hexdigest()[:32]}-{_dtype(prefix).name}"
 
 

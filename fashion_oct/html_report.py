@@ -259,7 +259,8 @@ def _comparison(columns: Sequence[_Column]) -> str:
     is_same_test = all(column.tested_on == columns[0].tested_on for column in columns)
     accuracies, losses = [c.accuracy for c in columns], [c.loss for c in columns]
     throughputs = [c.images_per_second for c in columns]
-    rows, bold = [], set()
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()  # row and column
     for name, values, best, spec in (
         ("test accuracy", accuracies, max if is_same_test else None, ".4f"),
         ("test loss", losses, min if is_same_test else None, ".4f"),

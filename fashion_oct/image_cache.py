@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -18,11 +19,25 @@ _VERSION = 1  # of what decoding means: another one makes all caches new
 _BATCH_SIZE = 64  # images decoded between two writes
 
 
+class Rows(Protocol):
+    """Reads like an array [N, ...] that is indexed by arrays of rows' numbers: an array, or `row_cache.RowCache`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, indices: np.ndarray, /) -> np.ndarray: ...
+
+
 class CachedExamples:
     """Examples whose images are rows of a cache: decoded pixels, or features.
 
     Args:
-      rows: [N, ...], in memory or on disk; an array, or what reads like one (see `row_cache.RowCache`).
+      rows: [N, ...], in memory or on disk.
       labels: int32 [N].
       dtype: what the rows hold, where NumPy has no such type (bfloat16 is kept as uint16).
       identity: see `identity`.
@@ -33,7 +48,7 @@ class CachedExamples:
 
     def __init__(
         self,
-        rows: np.ndarray | row_cache.RowCache,
+        rows: Rows,
         labels: np.ndarray,
         dtype: tf.DType,
         *,
@@ -75,6 +90,7 @@ def cached_images(examples: FileExamples, *, where: str, folder: pathlib.Path) -
       OSError: the cache cannot be written, or the disk has no room.
     """
     name = identity(examples)
+    rows: np.ndarray | row_cache.RowCache
     if where == "memory":
         rows = np.empty((len(examples), *examples.image_shape), np.uint8)
         for indices, images in _decode(examples, np.arange(len(examples))):
@@ -118,5 +134,5 @@ def identity(examples: Examples) -> str:
     else:
         for images, _ in make_evaluation_dataset(examples, global_batch_size=_BATCH_SIZE):
             digest.update(repr(images.shape[1:]).encode())
-            digest.update(np.ascontiguousarray(images))
+            digest.update(np.ascontiguousarray(images).data)
     return digest.hexdigest()

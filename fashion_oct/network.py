@@ -17,7 +17,7 @@ def check_host_answers(url: str, seconds: float = 3.0) -> None:
     Raises:
       OSError: no answer in that time.
     """
-    answers = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def ask():
         try:

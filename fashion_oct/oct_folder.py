@@ -35,9 +35,10 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fashion_oct import files
 from fashion_oct.errors import InputError
@@ -75,6 +76,13 @@ def parse_name(filename: str) -> tuple[str, str, int] | None:
     return (match[1], match[2], int(match[3])) if match else None
 
 
+def _parse_listed(path: str) -> tuple[str, str, int]:
+    """Splits the name of a file that was listed, and which therefore fits."""
+    parsed = parse_name(os.path.basename(path))
+    assert parsed is not None
+    return parsed
+
+
 def find_root(data_dir: str | os.PathLike) -> pathlib.Path:
     """Finds the folder that holds train: `data_dir` itself, or the one such folder at most two levels below it.
 
@@ -98,7 +106,9 @@ def find_root(data_dir: str | os.PathLike) -> pathlib.Path:
 
 def class_folders(data_dir: str | os.PathLike) -> tuple[str, ...]:
     """Returns the class names: the folders of the training split, in sorted order."""
-    return tuple(_subfolders(_split_folder(find_root(data_dir), "train")))
+    train = _split_folder(find_root(data_dir), "train")
+    assert train is not None  # by this find_root knows a root
+    return tuple(_subfolders(train))
 
 
 def _split_folder(root: pathlib.Path, split: str) -> pathlib.Path | None:
@@ -114,7 +124,7 @@ def _subfolders(folder: pathlib.Path) -> list[str]:
     )
 
 
-def _entries(folder: str | os.PathLike) -> list[os.DirEntry]:
+def _entries(folder: pathlib.Path) -> list[os.DirEntry]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -138,7 +148,7 @@ def _list_class(folder: pathlib.Path, class_name: str, class_names: Iterable[str
         named_class = parsed[0].lower() if parsed else None
         if entry.is_dir(follow_symlinks=False):
             listing.stray.append((path, "it is a folder"))
-        elif named_class in other_classes:
+        elif parsed and named_class in other_classes:
             listing.bad.append((path, f"is named {parsed[0]} but lies in the folder {class_name}"))
         elif named_class != class_name.lower():
             listing.stray.append((path, _why_stray(name)))
@@ -232,8 +242,8 @@ def list_split(
 
 def _patients(paths: Iterable[str]) -> list[str]:
     """Returns the patient of each image; one string object a patient, however many images."""
-    known = {}
-    patients = (parse_name(os.path.basename(path))[1] for path in paths)
+    known: dict[str, str] = {}
+    patients = (_parse_listed(path)[1] for path in paths)
     return [known.setdefault(patient, patient) for patient in patients]
 
 
@@ -454,7 +464,7 @@ def link_patients(patients: Sequence[str], pixel_hashes: Sequence[bytes]) -> lis
             parent[patient] = patient = parent[parent[patient]]
         return patient
 
-    owner = {}
+    owner: dict[bytes, str] = {}
     for patient, pixels in zip(patients, pixel_hashes, strict=True):
         if pixels:
             first, second = sorted((find(patient), find(owner.setdefault(pixels, patient))))
@@ -462,7 +472,7 @@ def link_patients(patients: Sequence[str], pixel_hashes: Sequence[bytes]) -> lis
     return [find(patient) for patient in patients]
 
 
-def group_split(groups: Sequence, labels: Sequence, *, fraction: float, seed: int = 0) -> np.ndarray:
+def group_split(groups: npt.ArrayLike, labels: npt.ArrayLike, *, fraction: float, seed: int = 0) -> np.ndarray:
     """Chooses whole groups that hold about `fraction` of the images of each class, at least one and never all.
 
     Groups come in an order drawn by the seed; each is taken if that brings the held-out share of its classes nearer
@@ -597,7 +607,7 @@ def _top_strays(folder: pathlib.Path, *, is_split: bool) -> list[tuple[str, str]
 def _inspect(item: tuple[str, str, str, str], *, decode: bool) -> Row:
     split, class_name, path, problem = item
     name = os.path.basename(path)
-    patient = parse_name(name)[1]
+    patient = _parse_listed(name)[1]
     header = problem or check_header(path)
     try:
         if isinstance(header, str):
@@ -790,10 +800,11 @@ def _without_clashes(pairs: Iterable[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
 
     Two splits may each hold a CNV-1-1.jpeg. Upper case counts as lower case, for file systems where it is.
     """
-    kept, taken = [], {}
+    kept = []
+    taken: dict[tuple[str, str, str], bytes] = {}
     for old, new in pairs:
         file = new.file
-        class_name, patient, index = parse_name(file)
+        class_name, patient, index = _parse_listed(file)
         while (key := (new.split, new.class_name, file.lower())) in taken and taken[key] != new.pixel_sha256:
             index += 1
             file = f"{class_name}-{patient}-{index}.jpeg"
@@ -910,7 +921,7 @@ def unpack(
             raise InputError(f"the archive {str(archive)!r} cannot be unpacked: {error}; fetch it again") from error
 
 
-def _members(archive: str | os.PathLike) -> Iterator[tuple[str, int, BinaryIO | None]]:
+def _members(archive: str | os.PathLike) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     """Yields name, size in bytes and content of each file of the archive, and of folders the name, 0 and None.
 
     Raises:
@@ -930,21 +941,21 @@ def _members(archive: str | os.PathLike) -> Iterator[tuple[str, int, BinaryIO | 
                 with opened.open(member) as content:
                     yield member.filename, member.file_size, content
         return
-    with tarfile.open(archive, tarinfo=_TarMember) as opened:
-        for member in opened:
-            if member.isfile():
-                yield member.name, member.size, opened.extractfile(member)
-            elif member.isdir():
-                yield member.name, 0, None
+    with tarfile.open(archive, tarinfo=_TarMember) as tar:
+        for entry in tar:
+            if entry.isfile():
+                yield entry.name, entry.size, tar.extractfile(entry)
+            elif entry.isdir():
+                yield entry.name, 0, None
             else:
-                raise InputError(f"the archive holds {member.name!r}, a link or a device; only files are allowed")
+                raise InputError(f"the archive holds {entry.name!r}, a link or a device; only files are allowed")
 
 
 class _TarMember(tarfile.TarInfo):
     """Refuses a header that takes much memory: tarfile reads what is no file, such as a long name, as a whole."""
 
     @classmethod
-    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "_TarMember":
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_TarMember":
         member = super().frombuf(buf, encoding, errors)
         is_file = member.isreg() and member.type != tarfile.GNUTYPE_SPARSE
         if member.size < 0 or (member.size > _MAX_TAR_HEADER_BYTES and not is_file):

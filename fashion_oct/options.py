@@ -111,11 +111,11 @@ class Config:
             )
 
         if self.data_service is not None:
-            self._check_data_service()
+            self._check_data_service(self.data_service)
 
-    def _check_data_service(self) -> None:
-        given = f"--data_service={self.data_service}"
-        host, _, port = self.data_service.rpartition(":")
+    def _check_data_service(self, address: str) -> None:
+        given = f"--data_service={address}"
+        host, _, port = address.rpartition(":")
         if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 65536):
             raise InputError(f"{given}: give the dispatcher as HOST:PORT, such as --data_service=localhost:5050")
         if self.dataset == "fashion_mnist":
@@ -200,7 +200,7 @@ def config_from_flags(flag_values: flags.FlagValues) -> Config:
     Raises:
       InputError: two flags contradict each other.
     """
-    values = {field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
+    values: dict[str, Any] = {field.name: flag_values[field.name].value for field in dataclasses.fields(Config)}
     for name, default in MODEL_DEFAULTS[values["model"]].items():
         if values[name] is None and not (name == "per_replica_batch_size" and values["global_batch_size"]):
             values[name] = default
@@ -221,9 +221,10 @@ def require_arguments(arguments: list[str], what: str) -> None:
 
 def require(flag_values: flags.FlagValues, name: str) -> str:
     """Returns the value of a flag that must be given; raises InputError without it."""
-    if not flag_values[name].value:
-        raise InputError(f"--{name} is missing: it must be given ({flag_values[name].help})")
-    return flag_values[name].value
+    flag = flag_values[name]
+    if not flag.value:
+        raise InputError(f"--{name} is missing: it must be given ({flag.help})")
+    return flag.value
 
 
 def run_command(
@@ -260,8 +261,8 @@ def run_command(
             print(_help_text(usage, flag_values, hidden=set(hidden)))
             sys.exit(0)
         if "cluster" in flag_values:
-            prefix = cluster.find(flag_values["cluster"].value).prefix
-        _log_to_stderr(flag_values["verbosity"].value, prefix)
+            prefix = cluster.find(flag_values.cluster).prefix
+        _log_to_stderr(flag_values.verbosity, prefix)
         status = run(flag_values, arguments)
     except (flags.Error, InputError) as error:
         _exit_with(f"{error}", status=2, prefix=prefix)

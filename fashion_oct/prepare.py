@@ -10,6 +10,8 @@ for the 84,484 images on two cores, under one with --nodecode. The data folder i
 it packs the images into a few large files instead, for storage that is slow with many small ones: `train` takes both.
 """
 
+from typing import Any
+
 from absl import flags
 
 from fashion_oct import oct_folder, options
@@ -18,7 +20,7 @@ from fashion_oct.errors import InputError
 
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines the flags of this command."""
-    where = {"flag_values": flag_values}
+    where: dict[str, Any] = {"flag_values": flag_values}
     flags.DEFINE_string("data_dir", None, "the OCT2017 folder (holds train and test), or one that holds it", **where)
     flags.DEFINE_bool("decode", True, "decode images: finds those that do not decode, or are pixel-identical", **where)
     flags.DEFINE_float("resplit", None, "write a split by patient to --out; this share of each class is test", **where)

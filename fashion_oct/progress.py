@@ -69,7 +69,8 @@ class Progress(tf.keras.callbacks.Callback):
         stops_on_nan: bool = True,
     ):
         super().__init__()
-        self._history_path, self._rows = workdir / "history.csv", []
+        self._history_path = workdir / "history.csv"
+        self._rows: list[dict[str, Any]] = []
         self._strategy, self._is_chief = strategy, distribution.is_chief(strategy)
         self._store = checkpoints.Checkpoints(workdir / "checkpoints", keep=keep_checkpoints, is_chief=self._is_chief)
         self._time_history, self._ledger = time_history, ledger
@@ -190,11 +191,11 @@ class EpochLines(tf.keras.callbacks.Callback):
 
     def __init__(self, progress: Progress):
         super().__init__()
-        self._progress, self._begin = progress, None
+        self._progress, self._has_begun = progress, False
 
     def on_train_begin(self, logs=None):
-        if self._begin is None:  # a run that goes on inside an epoch has two
-            self._begin, self._first_step = time.monotonic(), self._progress.step
+        if not self._has_begun:  # a run that goes on inside an epoch has two
+            self._has_begun, self._begin, self._first_step = True, time.monotonic(), self._progress.step
 
     def on_epoch_end(self, epoch, logs=None):
         step, num_steps = self._progress.step, self._progress.num_steps

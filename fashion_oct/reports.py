@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from absl import logging
 
 from fashion_oct import files
@@ -49,7 +50,7 @@ def wilson_interval(num_correct: int, num_examples: int, z: float = 1.959964) ->
 
 
 def bootstrap_interval(
-    correct: Sequence[bool], groups: Sequence, *, num_resamples: int = 2000, seed: int = 0
+    correct: npt.ArrayLike, groups: npt.ArrayLike, *, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """Returns the 95% percentile bootstrap interval (low, high) of the accuracy, drawing whole groups.
 
@@ -74,7 +75,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def median_interval(values: Sequence[float], *, num_resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+def median_interval(values: npt.ArrayLike, *, num_resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
     """Returns the 95% interval of the median of a few repeats, by percentile bootstrap."""
     values = np.asarray(values, float)
     drawn = np.random.default_rng(seed).integers(len(values), size=(num_resamples, len(values)))  # [R, N]
@@ -83,8 +84,8 @@ def median_interval(values: Sequence[float], *, num_resamples: int = 2000, seed:
 
 
 def evaluate_predictions(
-    labels: Sequence[int],
-    probabilities: np.ndarray,
+    labels: npt.ArrayLike,
+    probabilities: npt.ArrayLike,
     *,
     class_names: Sequence[str],
     patients: Sequence | None = None,
@@ -121,7 +122,7 @@ def evaluate_predictions(
     return evaluation
 
 
-def most_confident_mistakes(labels: Sequence[int], probabilities: np.ndarray, count: int) -> np.ndarray:
+def most_confident_mistakes(labels: npt.ArrayLike, probabilities: npt.ArrayLike, count: int) -> np.ndarray:
     """Returns the indices of up to `count` wrong predictions, the most confident first, equals by index."""
     probabilities = np.asarray(probabilities)  # [N, C]
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != np.asarray(labels))
@@ -194,7 +195,9 @@ def _class_figures(labels: np.ndarray, probabilities: np.ndarray, class_names: l
     # With a single class, true or predicted, the MCC is 0 / 0.
     is_defined = len(np.unique(labels)) > 1 and len(np.unique(predicted)) > 1
     mcc = float(metrics.matthews_corrcoef(labels, predicted)) if is_defined else None
-    return {"per_class": per_class, "mcc": mcc, "macro_auc": None if None in aucs else sum(aucs) / len(aucs)}
+    defined = [auc for auc in aucs if auc is not None]
+    macro_auc = sum(defined) / len(aucs) if len(defined) == len(aucs) else None
+    return {"per_class": per_class, "mcc": mcc, "macro_auc": macro_auc}
 
 
 def _ratio(part: int, whole: int) -> float | None:
@@ -281,7 +284,7 @@ def plot_confusion_matrix(path: str | os.PathLike, confusion_matrix: Sequence, c
 
 
 def plot_roc(
-    path: str | os.PathLike, labels: Sequence[int], probabilities: np.ndarray, class_names: Sequence[str]
+    path: str | os.PathLike, labels: npt.ArrayLike, probabilities: npt.ArrayLike, class_names: Sequence[str]
 ) -> None:
     """Draws each class's ROC curve against the rest, and its upper left corner enlarged; [N] and [N, C]."""
     metrics = _import_extra("sklearn.metrics")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 from absl import logging
 
 _PRESENT = 1 << 32  # tells a row whose CRC-32 is 0 from one that is missing
@@ -41,7 +42,7 @@ class RowCache:
       dtype: of the rows.
     """
 
-    def __init__(self, folder: pathlib.Path, num_rows: int, row_shape: tuple[int, ...], dtype: np.dtype):
+    def __init__(self, folder: pathlib.Path, num_rows: int, row_shape: tuple[int, ...], dtype: npt.DTypeLike):
         """Opens the cache in `folder`, or makes it if there is none.
 
         Raises:
@@ -74,11 +75,11 @@ class RowCache:
         """The bytes of all rows."""
         return len(self) * self._row_bytes
 
-    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+    def __getitem__(self, indices: np.ndarray | list[int]) -> np.ndarray:
         """Returns rows, [K, *row_shape]; those that were never written hold anything."""
         rows = np.empty((len(indices), *self.shape[1:]), self.dtype)
         for index, row in zip(indices, rows.view(np.uint8).reshape(len(indices), self._row_bytes), strict=True):
-            if os.preadv(self._file.fileno(), [row], int(index) * self._row_bytes) != self._row_bytes:
+            if os.preadv(self._file.fileno(), [row.data], int(index) * self._row_bytes) != self._row_bytes:
                 raise OSError(f"{self.folder / 'rows.bin'} has become shorter: remove {self.folder}")
         return rows
 
@@ -169,7 +170,7 @@ def evict(parent: pathlib.Path, *, limit_bytes: int) -> list[str]:
 
 
 def _sum(row: np.ndarray) -> int:
-    return zlib.crc32(row) + _PRESENT
+    return zlib.crc32(row.data) + _PRESENT
 
 
 def _make_room(path: pathlib.Path, num_bytes: int) -> None:

@@ -114,6 +114,22 @@ class TimeHistory(tf.keras.callbacks.Callback):
         self._next_earlier: dict[str, Any] = {}  # figures that the next fit adds to
         self._reset(begin=0.0)
 
+    def _reset(self, *, begin: float) -> None:
+        """Forgets the fit before; the lists are new ones, so that who kept the old ones keeps their figures."""
+        self.times: list[float] = []
+        self.steps: list[int] = []
+        self._executions: collections.deque[tuple[int, float]] = collections.deque()  # (first batch, seconds)
+        self._earlier: dict[str, Any] = {}
+        self._begin = self._last_seen = begin
+        self._validation_seconds = 0.0
+        self._num_steps = 0
+        self._num_discarded_executions = 0
+        self._num_replicas = 1
+        self._epoch_start = 0
+        self._updates_before: int | None = None  # updates that are no steps of this fit, by the optimizer's counter
+        self._batch: int | None = None
+        self._in_fit = False
+
     def __enter__(self) -> "TimeHistory":
         self._entered, self._has_fit = True, False
         self._fit_follows_at = self._clock()
@@ -208,6 +224,7 @@ class TimeHistory(tf.keras.callbacks.Callback):
             first_batch, seconds = self._executions.popleft()
         else:  # a loop of one's own: no train function was called
             _wait_for_device(logs)
+            assert self._batch is not None  # no train function has taken it
             first_batch, seconds = self._batch, self._clock() - self._batch_begin
         num_steps = self._count_steps(first_batch, batch)
         self._num_discarded_executions += self._num_steps < self.num_discarded_steps
@@ -233,22 +250,6 @@ class TimeHistory(tf.keras.callbacks.Callback):
     def on_train_end(self, logs: Mapping | None = None) -> None:
         self._end_fit()
 
-    def _reset(self, *, begin: float) -> None:
-        """Forgets the fit before; the lists are new ones, so that who kept the old ones keeps their figures."""
-        self.times: list[float] = []
-        self.steps: list[int] = []
-        self._executions: collections.deque[tuple[int, float]] = collections.deque()  # (first batch, seconds)
-        self._earlier: dict[str, Any] = {}
-        self._begin = self._last_seen = begin
-        self._validation_seconds = 0.0
-        self._num_steps = 0
-        self._num_discarded_executions = 0
-        self._num_replicas = 1
-        self._epoch_start = 0
-        self._updates_before: int | None = None  # updates that are no steps of this fit, by the optimizer's counter
-        self._batch: int | None = None
-        self._in_fit = False
-
     def _end_fit(self) -> None:
         self._stop_timing()
         self._in_fit = False
@@ -268,7 +269,7 @@ class TimeHistory(tf.keras.callbacks.Callback):
             self._executions.append((batch, self._clock() - begin))
             return logs
 
-        timed.untimed = train_function
+        timed.untimed = train_function  # type: ignore[attr-defined]  # functions do take attributes
         return timed
 
     def _stop_timing(self) -> None:

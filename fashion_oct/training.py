@@ -7,6 +7,7 @@ import hashlib
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -224,7 +225,7 @@ def fit(
         callbacks[1:1] = tensorboard_log.callbacks(workdir / "tensorboard", time_history)
     with time_history, progress:
         for first_step, arguments in progress.remaining_fits(plan.epochs):
-            order = {
+            order: dict[str, Any] = {
                 "global_batch_size": plan.batch.global_batch_size,
                 "seed": config.seed,
                 "num_steps": plan.epochs * plan.steps_per_epoch,
@@ -264,7 +265,7 @@ def deal_out(strategy: tf.distribute.Strategy, make_dataset: Callable[..., tf.da
 
 
 def fill_ahead(
-    train: input_pipeline.Examples, plan: Plan, order: dict[str, int], *, seconds: dict[str, float]
+    train: input_pipeline.Examples, plan: Plan, order: dict[str, Any], *, seconds: dict[str, float]
 ) -> feature_cache.FillAhead | None:
     """Returns what computes the features that the steps of a `fit` read, where it trains on features."""
     if not isinstance(train, feature_cache.Features):
@@ -278,12 +279,12 @@ def fill_ahead(
 def restore_metrics(
     train: input_pipeline.Examples,
     plan: Plan,
-    order: dict[str, int],
+    order: dict[str, Any],
     checkpoint: checkpoints.Checkpoint | None,
     strategy: tf.distribute.Strategy,
 ) -> checkpoints.RestoreMetrics | None:
     """Returns what gives the metrics their state in a `fit` that goes on inside an epoch."""
-    if order["start_step"] % plan.steps_per_epoch == 0:
+    if checkpoint is None or order["start_step"] % plan.steps_per_epoch == 0:
         return None
     order = {**order, "num_steps": order["start_step"] + 1}
     one_batch = deal_out(strategy, functools.partial(input_pipeline.make_training_dataset, train, **order))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from fashion_oct import oct2017
+from fashion_oct import benchmarking, datasets, oct2017
 from fashion_oct import oct_folder as folders
 from fashion_oct.errors import InputError
 from fashion_oct.oct2017 import oct2017_dataset_builder
@@ -128,3 +128,9 @@ def test_build_refuses_a_target_inside_the_data_folder(oct2017_folder):
     with pytest.raises(InputError, match="lies inside the data folder"):
         oct2017_dataset_builder.build(oct2017_folder, oct2017_folder / "shards")
     assert not (oct2017_folder / "shards").exists()
+
+
+def test_the_tutorials_pipeline_says_that_it_reads_no_records(built):
+    splits = datasets.load("oct2017", data_dir=str(pathlib.Path(built.data_dir)))
+    with pytest.raises(InputError, match="holds records: give the folder of files"):
+        benchmarking._article_batches(splits, 2)

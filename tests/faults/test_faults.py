@@ -38,7 +38,7 @@ train.main()
 def wait_for_checkpoint(process, workdir, *, seconds=120):
     """Waits until a run has written a checkpoint."""
     deadline = time.monotonic() + seconds
-    while not list(workdir.glob("checkpoints/step_*")):
+    while not list(workdir.glob("checkpoints/*.ckpt")):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -67,7 +67,7 @@ def stopped(convnet, tmp_path):
 
 def checkpoints_of(workdir):
     """Returns the checkpoints of a run, the newest last."""
-    return sorted(workdir.glob("checkpoints/step_*"))
+    return sorted(workdir.glob("checkpoints/*.ckpt"))
 
 
 def flip_a_bit(path, *, at):
@@ -120,21 +120,19 @@ def test_full_disk(convnet, stopped):
         assert whole_runs.result_of(stopped) == expected
 
 
-def test_second_run_in_the_same_folder(convnet, stopped):
+def test_second_run_in_the_same_folder(convnet, tmp_path):
     expected, flags, _ = convnet
     with trying("two runs in one folder"):
-        first = whole_runs.start(stopped, [*flags, "--checkpoint_steps=1"])
-        deadline = time.monotonic() + 60
-        while not (stopped / "checkpoints" / "lock").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        first.send_signal(signal.SIGSTOP)  # it holds the lock, however fast it is
-        second = whole_runs.start(stopped, flags)
+        first = whole_runs.start(tmp_path / "run", flags)
+        wait_for_checkpoint(first, tmp_path / "run")
+        first.send_signal(signal.SIGSTOP)  # it is not done before the second one comes, however fast it is
+        second = whole_runs.start(tmp_path / "run", flags)
         _, errors = second.communicate(timeout=120)
+        first.send_signal(signal.SIGCONT)
         assert second.returncode == 2, errors
         assert str(first.pid) in errors.splitlines()[-1]
-        first.send_signal(signal.SIGCONT)
         whole_runs.finish(first)
-        assert whole_runs.result_of(stopped) == expected
+        assert whole_runs.result_of(tmp_path / "run") == expected
 
 
 def test_clock_set_back(convnet, stopped):
@@ -209,6 +207,12 @@ def idx_folder(folder, **changes):
     return folder
 
 
+def tiny_vgg16(folder):
+    """Returns the flags of a VGG16 on two images, which it writes."""
+    data_dir = oct_folder(folder / "d")
+    return ["--model=vgg16", "--image_size=32", "--global_batch_size=2", f"--data_dir={data_dir}", "--epochs=3"]
+
+
 VGG16 = ("--model=vgg16", "--weights=none", "--image_size=32")
 
 # The kind of bad input: the command, its arguments (made from a temporary folder), a word that its one line must have.
@@ -261,20 +265,10 @@ BAD = {
         lambda folder: [*VGG16, f"--data_dir={oct_folder(folder / 'd')}", "--labels=NORMAL,DRUSEN"],
         "DRUSEN",
     ),
-    "weights that are missing": (
-        "train",
-        lambda f: [
-            "--model=vgg16",
-            f"--data_dir={oct_folder(f / 'd')}",
-            f"--weights={f}/none.h5",
-            "--workdir",
-            f"{f}/w",
-        ],
-        "none.h5",
-    ),
+    "weights that are missing": ("train", lambda f: [*tiny_vgg16(f), f"--weights={f}/none.h5"], "none.h5"),
     "weights that are no HDF5 file": (
         "train",
-        lambda f: ["--model=vgg16", f"--data_dir={oct_folder(f / 'd')}", f"--weights={write(f / 'a.h5')}"],
+        lambda folder: [*tiny_vgg16(folder), f"--weights={write(folder / 'a.h5')}"],
         "a.h5",
     ),
     "a run folder that is a file": ("train", lambda folder: [f"--workdir={write(folder / 'run')}"], "is a file"),
