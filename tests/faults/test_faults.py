@@ -17,7 +17,7 @@ import time
 import numpy as np
 import pytest
 import whole_runs
-from whole_runs import SAMPLE, trying
+from whole_runs import SAMPLE
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ def cut_short(path, *, at):
     os.truncate(path, int(at * path.stat().st_size))
 
 
-def test_sigterm(convnet, stopped):
+def test_sigterm(trying, convnet, stopped):
     expected, flags, _ = convnet
     with trying("SIGTERM"):
         whole_runs.finish(whole_runs.start(stopped, flags))
@@ -91,7 +91,7 @@ def test_sigterm(convnet, stopped):
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short])
 @pytest.mark.parametrize("at", [0.001, 0.5, 0.999])
-def test_damaged_checkpoint(convnet, stopped, damage, at):
+def test_damaged_checkpoint(trying, convnet, stopped, damage, at):
     expected, flags, _ = convnet
     with trying(f"the newest checkpoint: {damage.__name__.replace('_', ' ')}"):
         newest = checkpoints_of(stopped)[-1]
@@ -101,7 +101,7 @@ def test_damaged_checkpoint(convnet, stopped, damage, at):
         assert whole_runs.result_of(stopped) == expected
 
 
-def test_full_disk(convnet, stopped):
+def test_full_disk(trying, convnet, stopped):
     """RLIMIT_FSIZE: no file can grow above 300 kB, which is less than a checkpoint has."""
     expected, flags, _ = convnet
     earlier = {path: path.read_bytes() for path in checkpoints_of(stopped)}
@@ -120,7 +120,7 @@ def test_full_disk(convnet, stopped):
         assert whole_runs.result_of(stopped) == expected
 
 
-def test_second_run_in_the_same_folder(convnet, tmp_path):
+def test_second_run_in_the_same_folder(trying, convnet, tmp_path):
     expected, flags, _ = convnet
     with trying("two runs in one folder"):
         first = whole_runs.start(tmp_path / "run", flags)
@@ -135,7 +135,7 @@ def test_second_run_in_the_same_folder(convnet, tmp_path):
         assert whole_runs.result_of(tmp_path / "run") == expected
 
 
-def test_clock_set_back(convnet, stopped):
+def test_clock_set_back(trying, convnet, stopped):
     expected, flags, _ = convnet
     with trying("the clock is set back: files from the future, time.time falls"):
         for path in stopped.rglob("*"):
@@ -147,7 +147,7 @@ def test_clock_set_back(convnet, stopped):
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short])
-def test_damaged_feature_cache(tmp_path, damage):
+def test_damaged_feature_cache(trying, tmp_path, damage):
     flags = whole_runs.vgg16_flags(tmp_path)
     whole_runs.finish(whole_runs.start(tmp_path / "reference", flags))
     with trying(f"the feature cache: {damage.__name__.replace('_', ' ')}"):
@@ -160,7 +160,7 @@ def test_damaged_feature_cache(tmp_path, damage):
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short])
 @pytest.mark.parametrize("at", [0.01, 0.5, 0.99])
-def test_damaged_model_file(convnet, tmp_path, damage, at):
+def test_damaged_model_file(trying, convnet, tmp_path, damage, at):
     """Either the model is the same, bit for bit, or evaluate refuses it in one line."""
     reference = convnet[2].parent / "reference"
     workdir = shutil.copytree(reference, tmp_path / "run")
@@ -293,7 +293,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_flag_or_file(kind, tmp_path, monkeypatch, capfd):
+def test_bad_flag_or_file(trying, kind, tmp_path, monkeypatch, capfd):
     command, arguments, word = BAD[kind]
     with trying("a bad flag or file (one line, status 2, nothing written)"):
         monkeypatch.chdir(tmp_path)

@@ -58,7 +58,7 @@ def start_to_be_killed(place, workdir, flags, *, rng, seconds):
 
 
 @pytest.mark.parametrize(("model", "num_places"), [("convnet", 2), ("vgg16", 3)])
-def test_runs_that_are_killed_end_with_the_same_bits(model, num_places, tmp_path):
+def test_runs_that_are_killed_end_with_the_same_bits(trying, model, num_places, tmp_path):
     flags = {"convnet": whole_runs.convnet_flags, "vgg16": whole_runs.vgg16_flags}[model](tmp_path)
     begin = time.monotonic()
     whole_runs.finish(whole_runs.start(tmp_path / "reference", flags))
@@ -78,6 +78,6 @@ def test_runs_that_are_killed_end_with_the_same_bits(model, num_places, tmp_path
             places.append(place)
         with contextlib.ExitStack() as stack:
             for place in places:
-                stack.enter_context(whole_runs.trying(f"{model}: kill -9 {KINDS[place]}"))
+                stack.enter_context(trying(f"{model}: kill -9 {KINDS[place]}"))
             whole_runs.finish(whole_runs.start(workdir, flags))
             assert whole_runs.result_of(workdir) == expected

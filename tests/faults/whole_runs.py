@@ -1,6 +1,5 @@
-"""Whole runs in real processes, for the tests beside this file, and the table of what they survived."""
+"""Whole runs in real processes, for the tests beside this file."""
 
-import contextlib
 import csv
 import hashlib
 import json
@@ -16,16 +15,6 @@ import fashion_oct
 
 SAMPLE = pathlib.Path(fashion_oct.__file__).parent / "data"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-SURVIVED: dict[str, list[int]] = {}  # by fault: tried, survived
-
-
-@contextlib.contextmanager
-def trying(fault):
-    """Counts a fault as tried, and as survived where the block ends without an error."""
-    row = SURVIVED.setdefault(fault, [0, 0])
-    row[0] += 1
-    yield
-    row[1] += 1
 
 
 def convnet_flags(folder):
