@@ -32,6 +32,7 @@ from fashion_oct.options import Config
 from fashion_oct.timing import TimeHistory
 
 INPUT_BOUND_BELOW = 0.97  # share of the resident batch's throughput that a pipeline should reach
+FAST_PIPELINE = 4.0  # times the model: a pipeline that is as fast keeps nothing waiting
 ARTICLE = 0  # the number of replicas that stands for the tutorial's whole loop
 POINT_MARK = "benchmark point: "  # what the line starts with that a point's process answers with
 
@@ -337,6 +338,11 @@ def verdict(row: dict) -> str:
     share = row["of_resident"]
     spare = row["pipeline_images_per_second"] / row["resident_images_per_second"]
     where = f"{row['num_replicas']} replica{'s' if row['num_replicas'] > 1 else ''}"
+    if share < INPUT_BOUND_BELOW and spare > FAST_PIPELINE:
+        return (
+            f"{where}: unclear, training reaches {share:.1%} of what the model alone does, though the pipeline alone "
+            f"is {spare:.1f} times the model. The machine was busy, it seems: measure again, with more --repeats"
+        )
     if share < INPUT_BOUND_BELOW:
         return (
             f"{where}: input-bound, training reaches {share:.1%} of what the model alone does (the pipeline alone: "

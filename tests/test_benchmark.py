@@ -13,8 +13,8 @@ from fashion_oct.errors import InputError
 SAMPLE = pathlib.Path(benchmark.__file__).parent / "data"
 
 
-def point(num_replicas, real, resident=(200, 200, 200), article=None):
-    throughputs = {"real": list(real), "resident": list(resident), "pipeline": [1000, 1000, 1000]}
+def point(num_replicas, real, resident=(200, 200, 200), article=None, pipeline=1000):
+    throughputs = {"real": list(real), "resident": list(resident), "pipeline": [pipeline] * 3}
     if article:
         throughputs["article"] = list(article)
     return {
@@ -47,9 +47,16 @@ def test_summarise_compares_within_a_repeat():
     assert rows[0]["of_article"] == pytest.approx(2)
 
 
-@pytest.mark.parametrize(("real", "expected"), [((196, 196, 196), "compute-bound"), ((150, 150, 150), "input-bound")])
-def test_verdict_says_what_limits(real, expected):
-    (row,) = benchmarking.summarise([point(1, real)])
+@pytest.mark.parametrize(
+    ("real", "pipeline", "expected"),
+    [
+        ((196, 196, 196), 1000, "compute-bound"),
+        ((150, 150, 150), 150, "input-bound"),
+        ((150, 150, 150), 1000, "unclear"),  # a pipeline of 5 times the model keeps nothing waiting
+    ],
+)
+def test_verdict_says_what_limits(real, pipeline, expected):
+    (row,) = benchmarking.summarise([point(1, real, pipeline=pipeline)])
     words = benchmarking.verdict(row)
     assert expected in words
     assert f"{real[0] / 200:.1%}" in words
