@@ -9,6 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 DEBIAN_FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
+FAULTS: dict[str, list[int]] = {}  # of tests/faults, by kind: tried, survived
 
 
 def pytest_configure():
@@ -57,3 +58,21 @@ def fashion_mnist_folder():
     if not DEBIAN_FASHION_MNIST.is_dir():
         pytest.skip("Debian's package dataset-fashion-mnist is not installed")
     return DEBIAN_FASHION_MNIST
+
+
+def pytest_runtest_logreport(report):
+    """Adds what a test has tried, also one that ran in another process."""
+    if report.when == "call":
+        for fault, survived in (value for name, value in report.user_properties if name == "fault"):
+            count = FAULTS.setdefault(fault, [0, 0])
+            count[0] += 1
+            count[1] += survived
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says of each fault how often it was tried, survived and lost."""
+    if FAULTS:
+        terminalreporter.section("faults")
+        terminalreporter.line(f"{'fault':64}  tried  survived  lost")
+        for fault, (tried, survived) in FAULTS.items():
+            terminalreporter.line(f"{fault:64}  {tried:5}  {survived:8}  {tried - survived:4}")
