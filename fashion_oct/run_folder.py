@@ -105,7 +105,8 @@ def write_settings(workdir: pathlib.Path, config: Config, plan: dict[str, Any], 
 
 def keras_version() -> str:
     """Returns the version of `tf.keras`."""
-    return getattr(tf.keras, "__version__", None) or importlib.metadata.version("tf_keras")  # which lacks the former
+    # by the package that it is: `tf.keras.__version__` is missing in TensorFlow 2.13 to 2.15 and in tf-keras
+    return importlib.metadata.version(tf.keras.Model.__module__.partition(".")[0])
 
 
 def save_model(model: tf.keras.Model, path: pathlib.Path) -> None:

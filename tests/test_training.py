@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fashion_oct import building, datasets, evaluation, input_pipeline, ledger, options, planning, reports, training
+from fashion_oct import (
+    building,
+    datasets,
+    evaluation,
+    input_pipeline,
+    ledger,
+    options,
+    planning,
+    reports,
+    run_folder,
+    training,
+)
 from fashion_oct.errors import InputError
 
 SAMPLE = pathlib.Path(training.__file__).parent / "data"  # 6,000 + 1,000 real images
@@ -77,7 +88,7 @@ def test_run_mirrors_over_two_devices(tmp_path):
 
 def test_make_plan_refuses_what_tensorflow_cannot_do(two_devices):
     config = config_of(global_batch_size=20, steps_per_execution=4)
-    if tf.keras.__version__.startswith("3."):
+    if run_folder.keras_version().startswith("3."):
         with pytest.raises(InputError, match=r"2 virtual devices.*--steps_per_execution=1"):
             planning.make_plan(config, two_devices, num_train=100)
     else:
