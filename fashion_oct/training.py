@@ -218,11 +218,14 @@ def fit(
         if distribution.task_of(strategy).num_workers > 1:  # whose datasets do not tell their length
             validation_arguments["validation_steps"] = -(-len(validation) // size)
     is_interactive = sys.stdout.isatty()
-    callbacks = [time_history, *(profile_callbacks(config, plan, workdir) if is_chief else []), progress]
-    if is_chief and not is_interactive:
-        callbacks[-1:-1] = [EpochLines(progress)]
-    if config.tensorboard and is_chief:
-        callbacks[1:1] = tensorboard_log.callbacks(workdir / "tensorboard", time_history)
+    callbacks = [time_history]
+    if is_chief:
+        if config.tensorboard:
+            callbacks += tensorboard_log.callbacks(workdir / "tensorboard", time_history)
+        callbacks += profile_callbacks(config, plan, workdir)
+        if not is_interactive:
+            callbacks.append(EpochLines(progress))
+    callbacks.append(progress)
     with time_history, progress:
         for first_step, arguments in progress.remaining_fits(plan.epochs):
             order: dict[str, Any] = {

@@ -23,5 +23,5 @@ def test_article_runs(tmp_path, monkeypatch):
     text = "".join(output.get("text", "") for output in outputs)
     num_pictures = sum("image/png" in output.get("data", {}) for output in outputs)
     assert "read from the start and read at once: True" in text
-    assert "error: " not in text  # of a command, which does not end the notebook
+    assert "error: " not in text
     assert num_pictures == (8 if SHARED_DATA.is_dir() else 5)

@@ -35,10 +35,15 @@ train.main()
 """
 
 
+def checkpoints_of(workdir):
+    """Returns the checkpoints of a run, the newest last."""
+    return sorted(workdir.glob("checkpoints/*.ckpt"))
+
+
 def wait_for_checkpoint(process, workdir, *, seconds=120):
     """Waits until a run has written a checkpoint."""
     deadline = time.monotonic() + seconds
-    while not list(workdir.glob("checkpoints/*.ckpt")):
+    while not checkpoints_of(workdir):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -63,11 +68,6 @@ def convnet(tmp_path_factory):
 def stopped(convnet, tmp_path):
     """A copy of the folder of the stopped run."""
     return pathlib.Path(shutil.copytree(convnet[2], tmp_path / "run"))
-
-
-def checkpoints_of(workdir):
-    """Returns the checkpoints of a run, the newest last."""
-    return sorted(workdir.glob("checkpoints/*.ckpt"))
 
 
 def flip_a_bit(path, *, at):
