@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def point_config(config: Config, num_replicas: int, *, is_strong: bool) -> Confi
 def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_article: bool) -> dict:
     """Measures one number of replicas, in this process.
 
-    Every repeat times `num_steps` steps of each kind in turn, so that a machine that slows down slows all alike:
+    Every repeat times `num_steps` steps of each kind, so that a machine that slows down slows all alike, and in a new
+    order, since a kind is faster after one that let the cores rest:
       real       `fit` on the training pipeline; where the feature cache is used, of the tail on cached features
       resident   `fit` on one batch, repeated: the model alone
       pipeline   the training pipeline read without a model
@@ -73,9 +75,9 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
     for measure in kinds.values():
         measure()  # traces, fills caches; not counted
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(num_repeats):
-        for kind, measure in kinds.items():
-            summary = measure()
+    for repeat in range(num_repeats):
+        for kind in random.Random(repeat).sample(list(kinds), len(kinds)):
+            summary = kinds[kind]()
             if kind == "real":
                 percentiles.append((summary["images_per_second"], summary["step_seconds"]))
             rates[kind].append(summary["images_per_second"] if isinstance(summary, dict) else summary)
