@@ -69,26 +69,32 @@ def measure_point(config: Config, *, num_steps: int, num_repeats: int, has_artic
       nothing else is said; for "real" also the step-time percentiles of the median repeat.
     """
     strategy, splits, plan = _prepare(config)
-    kinds, percentiles = _kinds_of_ours(config, strategy, plan, splits, num_steps), []
+    kinds = _kinds_of_ours(config, strategy, plan, splits, num_steps)
     if has_article:
         kinds |= _kinds_of_article(config, strategy, splits, plan.batch.global_batch_size, num_steps)
-    for measure in kinds.values():
-        measure()  # traces, fills caches; not counted
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for repeat in range(num_repeats):
-        for kind in random.Random(repeat).sample(list(kinds), len(kinds)):
-            summary = kinds[kind]()
-            if kind == "real":
-                percentiles.append((summary["images_per_second"], summary["step_seconds"]))
-            rates[kind].append(summary["images_per_second"] if isinstance(summary, dict) else summary)
+    results = _measure_in_turn(kinds, num_repeats)
+    median_repeat = sorted(results["real"], key=lambda summary: summary["images_per_second"])[num_repeats // 2]
     return {
         **dataclasses.asdict(plan.batch),
         "devices": plan.devices,
         "precision": plan.precision,
         "steps_per_epoch": plan.steps_per_epoch,
-        "rates_of_repeats": rates,
-        "step_seconds": sorted(percentiles, key=lambda pair: pair[0])[num_repeats // 2][1],
+        "rates_of_repeats": {
+            kind: [result["images_per_second"] if isinstance(result, dict) else result for result in values]
+            for kind, values in results.items()
+        },
+        "step_seconds": median_repeat["step_seconds"],
     }
+
+
+def _measure_in_turn(kinds: dict[str, Callable], num_repeats: int) -> dict[str, list]:
+    for measure in kinds.values():
+        measure()  # traces, fills caches; not counted
+    results: dict[str, list] = {kind: [] for kind in kinds}
+    for repeat in range(num_repeats):
+        for kind in random.Random(repeat).sample(list(kinds), len(kinds)):
+            results[kind].append(kinds[kind]())
+    return results
 
 
 def _prepare(config: Config) -> tuple[tf.distribute.Strategy, datasets.Splits, planning.Plan]:

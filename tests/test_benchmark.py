@@ -1,5 +1,7 @@
 """The benchmark: arithmetic by hand, one real point on the bundled sample."""
 
+import collections
+import itertools
 import json
 import pathlib
 import subprocess
@@ -45,6 +47,17 @@ def test_summarise_compares_within_a_repeat():
     rows = benchmarking.summarise([point(1, (98, 49, 98), resident=(100, 50, 100), article=(49, 24.5, 49))])
     assert rows[0]["of_resident"] == pytest.approx(0.98)
     assert rows[0]["of_article"] == pytest.approx(2)
+
+
+def test_every_kind_is_measured_once_a_repeat_and_after_each_other():
+    calls = []
+    kinds = {name: lambda name=name: calls.append(name) or len(calls) for name in "abc"}
+    results = benchmarking._measure_in_turn(kinds, 60)
+    repeats = [calls[i : i + 3] for i in range(3, len(calls), 3)]  # the first three trace, and are not counted
+    assert len(repeats) == 60 and all(sorted(repeat) == list("abc") for repeat in repeats)
+    assert sorted(itertools.chain(*results.values())) == list(range(4, 184))
+    before = collections.Counter(pair for repeat in repeats for pair in itertools.pairwise(repeat))
+    assert len(before) == 6 and min(before.values()) >= 10  # 20 of each on the average
 
 
 @pytest.mark.parametrize(

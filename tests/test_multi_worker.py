@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 
 import fashion_oct
 from fashion_oct import cluster, distribution, evaluation, input_pipeline
@@ -153,6 +154,76 @@ def test_a_lost_worker_ends_the_others_and_a_restart_goes_on_exactly(two_workers
     assert statuses == [0, 0], texts
     assert "going on after step 26 of 50" in texts[0][1]
     assert_same_run(workdir, two_workers[0], tolerance=0.0)
+
+
+def snippets_of_the_document():
+    """The shell script, the Slurm script and the manifest's documents of docs/multi_worker.md."""
+    text = (REPOSITORY / "docs" / "multi_worker.md").read_text(encoding="utf-8")
+    _, shell, slurm = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (manifest,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return shell, slurm, list(yaml.safe_load_all(manifest))
+
+
+def container_of(job):
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+# Starts what Slurm's srun would of two tasks on this host, with the variables by which TensorFlow finds the workers.
+SRUN = f"""#!{sys.executable}
+import os, random, subprocess, sys
+step = {{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}}
+step["SLURM_JOB_ID"] = str(random.randrange(10_000))
+tasks = [subprocess.Popen(sys.argv[1:], env=os.environ | step | {{"SLURM_PROCID": str(i)}}) for i in (0, 1)]
+sys.exit(max(task.wait(timeout=100) for task in tasks))
+"""
+
+
+@needs_keras_2
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shell", "slurm", "kubernetes"])
+def test_a_snippet_of_the_document_trains_on_two_workers(name, tmp_path):
+    """As they stand, but for the hosts, the folder that is shared, and fewer steps on fewer images."""
+    shell, slurm, (_, job) = snippets_of_the_document()
+    scripts = {"shell": [shell], "slurm": [slurm], "kubernetes": container_of(job)["args"] * 2}[name]
+    train, ports = "fashion_oct.train", iter(free_ports())
+    changes = {
+        host: f"127.0.0.1:{next(ports)}"
+        for host in ("127.0.0.1:2222", "127.0.0.1:2223", "train-0.workers:2222", "train-1.workers:2222")
+        if host in scripts[0]
+    }
+    assert name == "slurm" or len(changes) == 2
+    changes |= {"/shared/": f"{tmp_path}/", train: f"{train} --data_dir={SAMPLE} --steps=8"}
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {"PATH": path}
+    processes = []
+    for index, text in enumerate(scripts):
+        script = re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], text)
+        processes.append(
+            subprocess.Popen(
+                ["bash" if name != "kubernetes" else "sh", "-c", script], cwd=tmp_path, text=True,
+                env=environment | {"JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    statuses, texts = finish(*processes)
+    assert set(statuses) == {0}, texts
+    assert "of worker 0" in texts[0][0] and "of worker 1" in texts[0][0], texts
+    (report,) = tmp_path.glob("runs/*/evaluation.json")
+    assert json.loads(report.read_text())["num_examples"] == 1000
+
+
+def test_the_manifest_of_the_document_fits_together():
+    _, _, (service, job) = snippets_of_the_document()
+    container, pod = container_of(job), job["spec"]["template"]["spec"]
+    hosts = json.loads(re.search(r"TF_CONFIG='(.*\}), *\n", container["args"][0]).group(1) + "}")["cluster"]["worker"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == len(hosts)
+    (port,) = container["ports"]
+    name, subdomain = job["metadata"]["name"], service["metadata"]["name"]
+    assert hosts == [f"{name}-{i}.{subdomain}:{port['containerPort']}" for i in range(len(hosts))]
+    assert pod["subdomain"] == subdomain and service["spec"]["selector"] == {"job-name": name}
+    assert [m["name"] for m in container["volumeMounts"]] == [v["name"] for v in pod["volumes"]]
 
 
 @pytest.mark.parametrize(("task_type", "index", "worker"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)])
