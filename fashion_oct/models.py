@@ -17,16 +17,22 @@ _IMAGENET_WEIGHTS = "vgg16_weights_tf_dim_ordering_tf_kernels_notop.h5"
 def convnet(image_shape: tuple[int, int, int], num_classes: int) -> tf.keras.Model:
     """Returns the tutorial's ConvNet: 93,322 parameters for 28x28x1 images and 10 classes.
 
+    It computes the tutorial's outputs and gradients with fewer operations. Pooling drops the row and the column that an
+    odd number leaves over, so that no output depends on the last two of 28: they are cut off at the start, which saves
+    a sixth of the convolutions. And relu comes after pooling, of a quarter of the pixels: the largest of relus is the
+    relu of the largest.
+
     Args:
       image_shape: (height, width, channels) of the uint8 images.
       num_classes: the width of the softmax, which is float32 under every precision policy.
     """
     images = layers.Input(image_shape, dtype="uint8", name="image")
-    x = layers.Rescaling(1 / 255, name="to_unit_interval")(images)  # [B, 28, 28, 1]
-    # relu after pooling, of a quarter of the pixels: the largest of relus is the relu of the largest, bit by bit
-    x = layers.Conv2D(32, 3)(x)  # [B, 26, 26, 32]
-    x = layers.ReLU()(layers.MaxPooling2D(2)(x))  # [B, 13, 13, 32]
-    x = layers.Conv2D(64, 3)(x)  # [B, 11, 11, 64]
+    unseen = [(0, (side - 6) % 4) for side in image_shape[:2]]  # 4 p + 6 pixels give p after the second pooling
+    x = layers.Cropping2D(unseen, name="without_unseen_border")(images)  # [B, 26, 26, 1]
+    x = layers.Rescaling(1 / 255, name="to_unit_interval")(x)
+    x = layers.Conv2D(32, 3)(x)  # [B, 24, 24, 32]
+    x = layers.ReLU()(layers.MaxPooling2D(2)(x))  # [B, 12, 12, 32]
+    x = layers.Conv2D(64, 3)(x)  # [B, 10, 10, 64]
     x = layers.ReLU()(layers.MaxPooling2D(2)(x))  # [B, 5, 5, 64]
     x = layers.Conv2D(64, 3, activation="relu")(x)  # [B, 3, 3, 64]
     x = layers.Flatten()(x)  # [B, 576]

@@ -35,16 +35,17 @@ def test_convnet_gives_float32_probabilities_under_any_policy(policy):
 def test_convnet_takes_bytes_and_scales_them_itself():
     model = models.convnet((28, 28, 1), 10)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 28, 28, 1), np.uint8)
-    without_scaling = tf.keras.Model(model.layers[1].output, model.output)
-    expected = without_scaling(pixels.astype(np.float32) / 255)
+    without_scaling = tf.keras.Model(model.get_layer("to_unit_interval").output, model.output)
+    expected = without_scaling(pixels[:, :26, :26].astype(np.float32) / 255)  # what the network looks at
     np.testing.assert_allclose(model(pixels), expected, atol=1e-6)
 
 
-def test_convnet_computes_what_the_tutorial_s_network_does():
+@pytest.mark.parametrize("shape", [(28, 28, 1), (25, 26, 3), (27, 32, 1)])
+def test_convnet_computes_what_the_tutorial_s_network_does(shape):
     layers = tf.keras.layers
     tutorial = tf.keras.Sequential(
         [
-            layers.Input((28, 28, 1)),
+            layers.Input(shape),
             layers.Conv2D(32, 3, activation="relu"),
             layers.MaxPooling2D(2),
             layers.Conv2D(64, 3, activation="relu"),
@@ -55,10 +56,10 @@ def test_convnet_computes_what_the_tutorial_s_network_does():
             layers.Dense(10, activation="softmax"),
         ]
     )
-    ours = models.convnet((28, 28, 1), 10)
+    ours = models.convnet(shape, 10)
     tutorial.set_weights(ours.get_weights())
     rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(0, 256, (8, 28, 28, 1), np.uint8), rng.integers(0, 10, 8)
+    pixels, labels = rng.integers(0, 256, (8, *shape), np.uint8), rng.integers(0, 10, 8)
     results = []
     for model, images in ((ours, pixels), (tutorial, pixels.astype(np.float32) / 255)):
         with tf.GradientTape() as tape:
