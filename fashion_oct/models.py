@@ -70,11 +70,7 @@ def vgg16(
         raise InputError(f"--model=vgg16 needs images of at least 32 x 32, these are {size}: give --model=convnet")
     images = layers.Input(image_shape, dtype="uint8", name="image")
     x = _scale_for_vgg16(images, input_scaling)  # [B, 224, 224, 3]
-    if weights == "imagenet":
-        _check_imagenet_weights_are_at_hand()
-    base = tf.keras.applications.VGG16(
-        include_top=False, weights="imagenet" if weights == "imagenet" else None, input_tensor=x
-    )
+    base = _vgg16_of_imagenet(x) if weights == "imagenet" else _vgg16_without_weights(x)
     if weights not in ("imagenet", "none"):
         _load_vgg16_weights(base, weights)
     for layer in base.layers[:-4]:  # up to block4_pool: [B, 14, 14, 512]
@@ -140,18 +136,22 @@ def _scale_for_vgg16(images, input_scaling: str):
     return layers.Normalization(mean=mean, variance=[1.0] * 3, dtype="float32", name="minus_imagenet_mean")(x)
 
 
-def _check_imagenet_weights_are_at_hand() -> None:
+def _vgg16_without_weights(x) -> tf.keras.Model:
+    return tf.keras.applications.VGG16(include_top=False, weights=None, input_tensor=x)
+
+
+def _vgg16_of_imagenet(x) -> tf.keras.Model:
     cache = pathlib.Path(os.environ.get("KERAS_HOME", pathlib.Path.home() / ".keras")) / "models"
-    if (cache / _IMAGENET_WEIGHTS).exists():
-        return
     try:
-        network.check_host_answers(
-            f"https://storage.googleapis.com/tensorflow/keras-applications/vgg16/{_IMAGENET_WEIGHTS}"
-        )
-    except OSError as error:
+        if not (cache / _IMAGENET_WEIGHTS).exists():
+            network.check_host_answers(
+                f"https://storage.googleapis.com/tensorflow/keras-applications/vgg16/{_IMAGENET_WEIGHTS}"
+            )
+        return tf.keras.applications.VGG16(include_top=False, weights="imagenet", input_tensor=x)
+    except Exception as error:  # Keras raises a bare one where a damaged file cannot be downloaded again
         raise InputError(
-            f"--weights=imagenet: the weights of VGG16 are not in {cache} and cannot be downloaded ({error}); "
-            f"give --weights=PATH of {_IMAGENET_WEIGHTS}, or --weights=none"
+            f"--weights=imagenet: the weights of VGG16 are not in {cache}, or are damaged, and cannot be downloaded "
+            f"({' '.join(str(error).split())}); give --weights=PATH of {_IMAGENET_WEIGHTS}, or --weights=none"
         ) from error
 
 

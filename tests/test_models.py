@@ -182,8 +182,13 @@ def test_vgg16_names_a_weights_file_that_does_not_do(tmp_path, name, make):
     assert "\n" not in str(error.value)
 
 
-def test_vgg16_names_weights_where_imagenet_cannot_be_downloaded(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_vgg16_names_weights_where_imagenet_cannot_be_downloaded(tmp_path, monkeypatch, is_damaged):
+    if is_damaged:  # Keras would download it again
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models" / "vgg16_weights_tf_dim_ordering_tf_kernels_notop.h5").write_bytes(b"damaged")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(InputError, match="--weights=PATH"):
+    with pytest.raises(InputError, match="--weights=PATH") as error:
         models.vgg16((32, 32, 1), 4)
+    assert "\n" not in str(error.value)
