@@ -26,8 +26,10 @@ def make_strategy(
 ) -> tf.distribute.Strategy:
     """Returns the strategy for the devices asked for.
 
-    One device gives `OneDeviceStrategy`, several a `MirroredStrategy`, several workers a `MultiWorkerMirroredStrategy`,
-    when all of them have come. Call it before TensorFlow has used a device.
+    One GPU gives `OneDeviceStrategy`, several devices a `MirroredStrategy`, several workers a
+    `MultiWorkerMirroredStrategy`, when all of them have come. The CPU alone gives TensorFlow's default strategy: the
+    others hand batches over through an iterator for each device, which one CPU does not need, and whose deletion can
+    wait a minute for its autotuning thread. Call it before TensorFlow has used a device.
 
     Args:
       num_gpus: GPUs to use; 0 is the CPU, None every visible GPU or else the CPU. Of several workers, on each of them.
@@ -61,7 +63,8 @@ def make_strategy(
         tf.config.set_visible_devices(gpus[:num_gpus], "GPU")  # this strategy takes all that it sees
         return _multi_worker_strategy(cluster_source)
     if len(devices) == 1:
-        return tf.distribute.OneDeviceStrategy(devices[0])
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        return tf.distribute.OneDeviceStrategy(devices[0]) if has_gpu else tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(devices)
 
 
@@ -201,7 +204,7 @@ def choose_precision(requested: str, strategy: tf.distribute.Strategy) -> tuple[
     """
     if requested != "auto":
         return requested, "as asked for"
-    if "GPU" in strategy.extended.worker_devices[0]:
+    if "GPU" in _worker_devices(strategy)[0]:
         gpus = tf.config.list_physical_devices("GPU")
         capabilities = [tf.config.experimental.get_device_details(gpu).get("compute_capability") for gpu in gpus]
         return precision_of_gpus(capabilities)
@@ -241,7 +244,7 @@ def cpu_features(cpuinfo: str | os.PathLike = "/proc/cpuinfo") -> set[str]:
 
 def device_names(strategy: tf.distribute.Strategy) -> list[str]:
     """Returns the devices that train, for example ["CPU:0", "CPU:1"], or ["CPU:0 of worker 0", "CPU:0 of worker 1"]."""
-    names = [":".join(device.split(":")[-2:]) for device in strategy.extended.worker_devices]
+    names = [":".join(device.split(":")[-2:]) for device in _worker_devices(strategy)]
     num_workers = task_of(strategy).num_workers
     if num_workers == 1:
         return names
@@ -268,6 +271,13 @@ def _multi_worker_strategy(cluster_source: str | None) -> tf.distribute.Strategy
         return tf.distribute.MultiWorkerMirroredStrategy()
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _worker_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    try:
+        return strategy.extended.worker_devices
+    except RuntimeError:  # the default strategy has no such list
+        return ("/device:CPU:0",)
 
 
 def _logical_cpu_devices(count: int) -> list[str]:

@@ -20,6 +20,7 @@ from fashion_oct import oct_folder
 from fashion_oct.errors import InputError
 
 _SHUFFLE, _VERSION = 1, 2  # added to the second number of a seed: keeps the random streams apart
+_CORES_OF_UNTUNED_MAPS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +342,9 @@ def _finish(batches: tf.data.Dataset, batch_size: int | None, *, num_batches: in
 
     options = tf.data.Options()
     options.deterministic = True
+    # Untuned, a parallel map makes as many calls at once as there are cores, 16 at most, and decodes as fast. Up to
+    # there the tuning thread costs more than it brings: an iterator's deletion can wait a minute for it.
+    options.autotune.enabled = (os.cpu_count() or 1) > _CORES_OF_UNTUNED_MAPS
     # Keras wants to know how many there are, which tf.data does not where files are decoded one by one
     batches = batches.map(fix_shapes).apply(tf.data.experimental.assert_cardinality(num_batches))
     return batches.with_options(options).prefetch(tf.data.AUTOTUNE)

@@ -1,8 +1,11 @@
 """Devices, batches, precision."""
 
+import os
+
+import numpy as np
 import pytest
 
-from fashion_oct import distribution
+from fashion_oct import distribution, input_pipeline
 from fashion_oct.errors import InputError
 
 
@@ -61,6 +64,19 @@ def test_make_strategy_gives_one_device_by_default(one_device):
     strategy = distribution.make_strategy(num_gpus=0)
     assert strategy.num_replicas_in_sync == 1
     assert distribution.device_names(strategy) == ["CPU:0"]
+
+
+def test_one_cpu_reads_batches_without_tuning_threads_which_a_deleted_iterator_may_wait_a_minute_for(monkeypatch):
+    examples = input_pipeline.ArrayExamples(np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4))
+    strategy = distribution.make_strategy(num_gpus=0)
+    for cores, is_tuned in ((2, False), (16, False), (64, True)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        for batches in (
+            input_pipeline.make_training_dataset(examples, global_batch_size=2, seed=0, num_steps=2),
+            input_pipeline.make_evaluation_dataset(examples, global_batch_size=2),
+        ):
+            assert batches.options().autotune.enabled is is_tuned
+            assert strategy.experimental_distribute_dataset(batches) is batches  # no iterator for each device
 
 
 def test_make_strategy_mirrors_virtual_devices(two_devices):
