@@ -67,7 +67,7 @@ def test_make_strategy_gives_one_device_by_default(one_device):
 
 
 def test_one_cpu_reads_batches_without_tuning_threads_which_a_deleted_iterator_may_wait_a_minute_for(monkeypatch):
-    examples = input_pipeline.ArrayExamples(np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4))
+    examples = input_pipeline.ArrayExamples(np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int32))
     strategy = distribution.make_strategy(num_gpus=0)
     for cores, is_tuned in ((2, False), (16, False), (64, True)):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
