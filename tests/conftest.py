@@ -22,10 +22,10 @@ def pytest_configure():
 
 @pytest.fixture(scope="session")
 def one_device():
-    """A strategy on one device: `OneDeviceStrategy("CPU:0")`."""
-    import tensorflow as tf
+    """A strategy on one device, the one that trains on a CPU."""
+    from fashion_oct import distribution
 
-    return tf.distribute.OneDeviceStrategy("CPU:0")
+    return distribution.make_strategy(num_gpus=0)
 
 
 @pytest.fixture(scope="session")

@@ -268,6 +268,13 @@ def test_two_replicas_train_and_evaluate_as_one_does(one_device, two_devices):
     assert two["confusion_matrix"] == one["confusion_matrix"]
 
 
+def test_a_one_device_strategy_trains_as_the_default_one_does(one_device):  # a GPU has the former, a CPU the latter
+    weights, probabilities = trained_weights(one_device, num_steps=10)
+    others, other_probabilities = trained_weights(tf.distribute.OneDeviceStrategy("CPU:0"), num_steps=10)
+    for one, other in zip([*weights, probabilities], [*others, other_probabilities], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def trained_vgg16(strategy, num_steps=10):
     """Weights of a small VGG16 after SGD steps on 37 images; no batch of 8 divides them."""
     rng = np.random.default_rng(0)
