@@ -63,8 +63,7 @@ def make_strategy(
         tf.config.set_visible_devices(gpus[:num_gpus], "GPU")  # this strategy takes all that it sees
         return _multi_worker_strategy(cluster_source)
     if len(devices) == 1:
-        has_gpu = bool(tf.config.list_physical_devices("GPU"))
-        return tf.distribute.OneDeviceStrategy(devices[0]) if has_gpu else tf.distribute.get_strategy()
+        return tf.distribute.OneDeviceStrategy(devices[0]) if num_visible_gpus() else tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(devices)
 
 

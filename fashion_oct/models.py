@@ -70,9 +70,12 @@ def vgg16(
         raise InputError(f"--model=vgg16 needs images of at least 32 x 32, these are {size}: give --model=convnet")
     images = layers.Input(image_shape, dtype="uint8", name="image")
     x = _scale_for_vgg16(images, input_scaling)  # [B, 224, 224, 3]
-    base = _vgg16_of_imagenet(x) if weights == "imagenet" else _vgg16_without_weights(x)
-    if weights not in ("imagenet", "none"):
-        _load_vgg16_weights(base, weights)
+    if weights == "imagenet":
+        base = _vgg16_of_imagenet(x)
+    else:
+        base = tf.keras.applications.VGG16(include_top=False, weights=None, input_tensor=x)
+        if weights != "none":
+            _load_vgg16_weights(base, weights)
     for layer in base.layers[:-4]:  # up to block4_pool: [B, 14, 14, 512]
         layer.trainable = False
     x = base.output  # [B, 7, 7, 512]
@@ -134,10 +137,6 @@ def _scale_for_vgg16(images, input_scaling: str):
     mean = [103.939, 116.779, 123.68]
     # float32: in 8 significant bits the mean would be rounded
     return layers.Normalization(mean=mean, variance=[1.0] * 3, dtype="float32", name="minus_imagenet_mean")(x)
-
-
-def _vgg16_without_weights(x) -> tf.keras.Model:
-    return tf.keras.applications.VGG16(include_top=False, weights=None, input_tensor=x)
 
 
 def _vgg16_of_imagenet(x) -> tf.keras.Model:

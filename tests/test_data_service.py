@@ -1,7 +1,5 @@
 """A tf.data service of a dispatcher and two workers on loopback gives what this process would read itself."""
 
-import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -11,16 +9,13 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from documents import snippets
 
 from fashion_oct import data_service, input_pipeline
 from fashion_oct.errors import InputError
 
 NUM_IMAGES = 37  # 8 images a step: batches run on across passes
-DISPATCHER, WORKER = re.findall(
-    r"^```python\n(.*?)^```$",
-    (pathlib.Path(__file__).resolve().parents[1] / "docs" / "data_service.md").read_text(encoding="utf-8"),
-    re.DOTALL | re.MULTILINE,
-)
+DISPATCHER, WORKER = snippets("docs/data_service.md")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -10,14 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-
-def snippets(name, language="python"):
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+from documents import ROOT, snippets
 
 
 @pytest.fixture(scope="module")

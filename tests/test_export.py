@@ -15,6 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
+from documents import snippets
 
 from fashion_oct import datasets, evaluation, export, exporting, input_pipeline, models, options, prediction
 from fashion_oct.errors import InputError
@@ -23,8 +24,7 @@ Image = pytest.importorskip("PIL.Image")
 
 CLASSES = ["DRUSEN", "Ödem", "CNV"]  # not in the order of the alphabet, and not all ASCII
 SHAPE = (32, 32, 1)
-SERVING = pathlib.Path(__file__).resolve().parents[1] / "docs" / "serving.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", SERVING.read_text(encoding="utf-8"), re.DOTALL)
+SNIPPETS = snippets("docs/serving.md")
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("tf2onnx", "onnxruntime"))
 FORMATS = list(export.FORMATS) if HAS_ONNX else ["savedmodel", "tflite"]
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="tf2onnx and onnxruntime are not installed")

@@ -15,6 +15,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from documents import snippets
 
 import fashion_oct
 from fashion_oct import cluster, distribution, evaluation, input_pipeline
@@ -59,12 +60,16 @@ def free_ports():
         return [one.getsockname()[1], other.getsockname()[1]]
 
 
-def start(workdir, flags, **environment):
-    command = [sys.executable, "-c", PROGRAM, *flags, f"--workdir={workdir}"]
+def start_command(command, folder, **environment):
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | environment
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def start(workdir, flags, **environment):
+    command = [sys.executable, "-c", PROGRAM, *flags, f"--workdir={workdir}"]
+    return start_command(command, REPOSITORY, **environment)
 
 
 def finish(*processes):
@@ -86,11 +91,12 @@ def run_two_workers(workdir, *, of_chief=None, of_worker_1=None):
     return finish(*processes)
 
 
+# What Slurm says to both of two tasks on this host, but for the number of the job.
+SLURM_STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}
+
+
 def run_two_slurm_tasks(workdir):
-    step = {
-        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2",
-        "SLURM_JOB_ID": str(random.randrange(10_000)),
-    }  # fmt: skip
+    step = SLURM_STEP | {"SLURM_JOB_ID": str(random.randrange(10_000))}
     return finish(*(start(workdir, [*FLAGS, "--cluster=slurm"], SLURM_PROCID=str(i), **step) for i in (0, 1)))
 
 
@@ -158,9 +164,8 @@ def test_a_lost_worker_ends_the_others_and_a_restart_goes_on_exactly(two_workers
 
 def snippets_of_the_document():
     """The shell script, the Slurm script and the manifest's documents of docs/multi_worker.md."""
-    text = (REPOSITORY / "docs" / "multi_worker.md").read_text(encoding="utf-8")
-    _, shell, slurm = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (manifest,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    _, shell, slurm = snippets("docs/multi_worker.md", "sh")
+    (manifest,) = snippets("docs/multi_worker.md", "yaml")
     return shell, slurm, list(yaml.safe_load_all(manifest))
 
 
@@ -172,8 +177,7 @@ def container_of(job):
 # Starts what Slurm's srun would of two tasks on this host, with the variables by which TensorFlow finds the workers.
 SRUN = f"""#!{sys.executable}
 import os, random, subprocess, sys
-step = {{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}}
-step["SLURM_JOB_ID"] = str(random.randrange(10_000))
+step = {SLURM_STEP} | {{"SLURM_JOB_ID": str(random.randrange(10_000))}}
 tasks = [subprocess.Popen(sys.argv[1:], env=os.environ | step | {{"SLURM_PROCID": str(i)}}) for i in (0, 1)]
 sys.exit(max(task.wait(timeout=100) for task in tasks))
 """
@@ -184,8 +188,8 @@ sys.exit(max(task.wait(timeout=100) for task in tasks))
 @pytest.mark.parametrize("name", ["shell", "slurm", "kubernetes"])
 def test_a_snippet_of_the_document_trains_on_two_workers(name, tmp_path):
     """As they stand, but for the hosts, the folder that is shared, and fewer steps on fewer images."""
-    shell, slurm, (_, job) = snippets_of_the_document()
-    scripts = {"shell": [shell], "slurm": [slurm], "kubernetes": container_of(job)["args"] * 2}[name]
+    two_hosts, slurm, (_, job) = snippets_of_the_document()
+    scripts = {"shell": [two_hosts], "slurm": [slurm], "kubernetes": container_of(job)["args"] * 2}[name]
     train, ports = "fashion_oct.train", iter(free_ports())
     changes = {
         host: f"127.0.0.1:{next(ports)}"
@@ -197,16 +201,10 @@ def test_a_snippet_of_the_document_trains_on_two_workers(name, tmp_path):
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), os.environ["PATH"]])
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | {"PATH": path}
-    processes = []
+    shell, processes = "sh" if name == "kubernetes" else "bash", []
     for index, text in enumerate(scripts):
         script = re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], text)
-        processes.append(
-            subprocess.Popen(
-                ["bash" if name != "kubernetes" else "sh", "-c", script], cwd=tmp_path, text=True,
-                env=environment | {"JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )
-        )  # fmt: skip
+        processes.append(start_command([shell, "-c", script], tmp_path, PATH=path, JOB_COMPLETION_INDEX=str(index)))
     statuses, texts = finish(*processes)
     assert set(statuses) == {0}, texts
     assert "of worker 0" in texts[0][0] and "of worker 1" in texts[0][0], texts
