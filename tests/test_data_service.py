@@ -1,7 +1,6 @@
 """A tf.data service of a dispatcher and two workers on loopback gives what this process would read itself."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from documents import snippets
+from ports import free_ports
 
 from fashion_oct import data_service, input_pipeline
 from fashion_oct.errors import InputError
@@ -96,11 +96,6 @@ def test_a_batch_that_does_not_come_is_decoded_here(files, service):
     assert time.monotonic() - begin < 20
 
 
-def free_port():
-    with socket.create_server(("localhost", 0)) as unused:
-        return unused.getsockname()[1]
-
-
 def start_server(program, **ports):
     """Starts a program of docs/data_service.md in a process of its own, on other ports, and waits until it answers."""
     for port, other in ports.items():
@@ -119,11 +114,11 @@ def start_server(program, **ports):
 @pytest.mark.slow
 def test_training_goes_on_when_a_worker_and_then_the_dispatcher_are_killed(files):
     """Real processes, as docs/data_service.md starts them: first a worker is killed, then the rest."""
-    port, processes = free_port(), []
+    (port, *ports), processes = free_ports(3), []
     try:
         processes.append(start_server(DISPATCHER, port5050=port))
-        for _ in range(2):
-            processes.append(start_server(WORKER, port5050=port, port5051=free_port()))
+        for own in ports:
+            processes.append(start_server(WORKER, port5050=port, port5051=own))
         examples, got = data_service.Served(files, f"localhost:{port}", patience=5.0), []
         settings = {"global_batch_size": 8, "seed": 3, "num_steps": 200}
         dataset = input_pipeline.make_training_dataset(examples, **settings)

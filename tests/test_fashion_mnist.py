@@ -18,6 +18,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from ports import free_ports
 
 from fashion_oct import fashion_mnist
 from fashion_oct.errors import InputError
@@ -63,9 +64,7 @@ def assert_is_the_set(data):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty home, an absent Debian folder, and a proxy that refuses every connection: the sample alone is left."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        refusing_port = unused.getsockname()[1]
+    (refusing_port,) = free_ports(1)
     for variable in ("TFDS_DATA_DIR", "KERAS_HOME", "no_proxy", "NO_PROXY", "HTTP_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{refusing_port}")

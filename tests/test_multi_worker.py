@@ -8,7 +8,6 @@ import pathlib
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from documents import snippets
+from ports import free_ports
 
 import fashion_oct
 from fashion_oct import cluster, distribution, evaluation, input_pipeline
@@ -53,13 +53,6 @@ needs_keras_2 = pytest.mark.skipif(
 )
 
 
-def free_ports():
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1], other.getsockname()[1]]
-
-
 def start_command(command, folder, **environment):
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"} | environment
     return subprocess.Popen(
@@ -83,7 +76,7 @@ def finish(*processes):
 
 
 def run_two_workers(workdir, *, of_chief=None, of_worker_1=None):
-    hosts = [f"127.0.0.1:{port}" for port in free_ports()]
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
     processes = []
     for index in (0, 1):
         task = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
@@ -190,7 +183,7 @@ def test_a_snippet_of_the_document_trains_on_two_workers(name, tmp_path):
     """As they stand, but for the hosts, the folder that is shared, and fewer steps on fewer images."""
     two_hosts, slurm, (_, job) = snippets_of_the_document()
     scripts = {"shell": [two_hosts], "slurm": [slurm], "kubernetes": container_of(job)["args"] * 2}[name]
-    train, ports = "fashion_oct.train", iter(free_ports())
+    train, ports = "fashion_oct.train", iter(free_ports(2))
     changes = {
         host: f"127.0.0.1:{next(ports)}"
         for host in ("127.0.0.1:2222", "127.0.0.1:2223", "train-0.workers:2222", "train-1.workers:2222")

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from ports import free_ports
 
 from fashion_oct import options, training
 
@@ -51,8 +52,7 @@ def test_tensorboard_shows_the_run_in_a_browser(folder, tmp_path):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("there is no Chromium")
-    with socket.create_server(("localhost", 0)) as unused:
-        port = unused.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "tensorboard.main", f"--logdir={folder.parent}", f"--port={port}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
