@@ -51,9 +51,10 @@ def make_strategy(
     else:
         gpus = tf.config.list_physical_devices("GPU")
         if num_gpus is not None and num_gpus > len(gpus):
+            remedy = f"give at most {len(gpus)}" if gpus else "pip install 'tensorflow[and-cuda]' if there are some"
             raise InputError(
-                f"--num_gpus={num_gpus}, but TensorFlow sees {len(gpus)} GPU(s) here: give at most {len(gpus)}, "
-                f"or --virtual_devices={num_gpus} to try {num_gpus} replicas on the CPU"
+                f"--num_gpus={num_gpus}, but TensorFlow sees {len(gpus)} GPU(s) here: {remedy}, "
+                f"or give --virtual_devices={num_gpus} to try {num_gpus} replicas on the CPU"
             )
         num_gpus = len(gpus) if num_gpus is None else num_gpus
         for gpu in gpus:

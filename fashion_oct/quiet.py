@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's start-up notes away from users. Errors and warnings always come through."""
+"""Keeps TensorFlow's start-up notes away from users, and says in one line where a GPU is that it cannot use."""
 
 import contextlib
 import glob
@@ -8,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from absl import logging
+
 from fashion_oct import cluster
 
 # what TensorFlow 2.21 writes before its own logging is set up, so that TF_CPP_MIN_LOG_LEVEL cannot silence it
@@ -15,7 +17,7 @@ _NOTES = re.compile(
     r"I\d{4} |\d{4}-\d\d-\d\d [\d:.]+: I |WARNING: All log messages before absl::InitializeLog|To enable the following"
 )
 _NO_GPU = re.compile(r"failed call to cuInit")  # told as an error where there is no GPU, which is no error
-_GPU_NODES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
+_GPU_NODES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
 
 
 def import_tensorflow(task: cluster.Task | None = None) -> None:
@@ -33,7 +35,14 @@ def import_tensorflow(task: cluster.Task | None = None) -> None:
     with _filtered_stderr():
         from fashion_oct import distribution
 
-        distribution.num_visible_gpus()
+        num_gpus = distribution.num_visible_gpus()
+    nodes, is_hidden = _gpu_nodes(), os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if nodes and not num_gpus and not is_hidden:  # TensorFlow's own warning is below the level that is shown
+        logging.warning(
+            "this machine has a GPU (%s), but TensorFlow sees none and takes the CPU: pip install 'tensorflow[and-cuda]' "
+            "brings NVIDIA's libraries, CUDA_VISIBLE_DEVICES=-1 ends this warning",
+            nodes[0],
+        )
 
 
 @contextlib.contextmanager
@@ -55,7 +64,11 @@ def _filtered_stderr() -> Iterator[None]:
             sys.stderr.flush()
 
 
+def _gpu_nodes() -> list[str]:
+    return [node for pattern in _GPU_NODES for node in sorted(glob.glob(pattern))]
+
+
 def _is_note(line: str) -> bool:
     if _NO_GPU.search(line):
-        return not any(glob.glob(pattern) for pattern in _GPU_NODES)
+        return not _gpu_nodes()
     return bool(_NOTES.match(line))
