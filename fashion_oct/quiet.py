@@ -39,8 +39,8 @@ def import_tensorflow(task: cluster.Task | None = None) -> None:
     nodes, is_hidden = _gpu_nodes(), os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if nodes and not num_gpus and not is_hidden:  # TensorFlow's own warning is below the level that is shown
         logging.warning(
-            "this machine has a GPU (%s), but TensorFlow sees none and takes the CPU: pip install 'tensorflow[and-cuda]' "
-            "brings NVIDIA's libraries, CUDA_VISIBLE_DEVICES=-1 ends this warning",
+            "this machine has a GPU (%s), but TensorFlow sees none and takes the CPU: pip install "
+            "'tensorflow[and-cuda]' brings NVIDIA's libraries, CUDA_VISIBLE_DEVICES=-1 ends this warning",
             nodes[0],
         )
 
