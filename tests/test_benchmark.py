@@ -132,23 +132,36 @@ def test_whole_runs_are_timed_beside_the_tutorial(tmp_path):
 
 @pytest.mark.slow
 def test_batch_study_writes_a_row_a_batch_and_rule_and_goes_on_where_it_was_stopped(tmp_path):
-    command = [
-        sys.executable, "-m", "fashion_oct.benchmark", f"--data_dir={SAMPLE}", f"--out={tmp_path}", "--epochs=1",
-        "--reference_batch_size=500", "--batch_factors=1,2", "--seeds=0,1",
-    ]  # fmt: skip
-    subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = json.loads((tmp_path / "batch_study.json").read_text())
+    def study(factors, seeds):
+        command = [
+            sys.executable, "-m", "fashion_oct.benchmark", f"--data_dir={SAMPLE}", f"--out={tmp_path}", "--epochs=1",
+            "--reference_batch_size=500", f"--batch_factors={factors}", f"--seeds={seeds}",
+        ]  # fmt: skip
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads((tmp_path / "batch_study.json").read_text())
+
+    rows = study("1,2", "0")
     assert [(row["global_batch_size"], row["lr_scaling"], row["num_seeds"]) for row in rows] == [
-        (500, "none", 2), (500, "sqrt", 2), (1000, "none", 2), (1000, "sqrt", 2),
+        (500, "none", 1), (500, "sqrt", 1), (1000, "none", 1), (1000, "sqrt", 1),
     ]  # fmt: skip
-    assert rows[0]["mean_accuracy"] == rows[1]["mean_accuracy"]  # the reference: the same runs
-    reports = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/evaluation.json"))]
-    assert len(reports) == 6
+    assert rows[0]["mean_accuracy"] == rows[1]["mean_accuracy"]  # the reference: the same run
+    reports = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/evaluation.json")}
+    assert len(reports) == 3
     rates = {
-        name: json.loads((tmp_path / name / "config.json").read_text())["plan"]["learning_rate"]
-        for name in ("batch_x1_none_seed0", "batch_x2_none_seed0", "batch_x2_sqrt_seed0")
+        path.parent.name: json.loads((path.parent / "config.json").read_text())["plan"]["learning_rate"]
+        for path in reports
     }
-    assert list(rates.values()) == pytest.approx([1e-3, 1e-3, 2**0.5 * 1e-3])
-    subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/evaluation.json"))] == reports
+    expected = {"batch_x1_none_seed0": 1e-3, "batch_x2_none_seed0": 1e-3, "batch_x2_sqrt_seed0": 2**0.5 * 1e-3}
+    assert rates == pytest.approx(expected)
     assert (tmp_path / "batch_study.png").stat().st_size > 10_000
+
+    first, second = study("1", "0,1")
+    assert {path: path.stat().st_mtime_ns for path in reports} == reports  # what was finished is not done again
+    accuracies = [
+        json.loads((tmp_path / f"batch_x1_none_seed{seed}" / "evaluation.json").read_text())["accuracy"]
+        for seed in (0, 1)
+    ]
+    for row in (first, second):
+        assert row["num_seeds"] == 2
+        assert row["mean_accuracy"] == pytest.approx(sum(accuracies) / 2)
+        assert (row["min_accuracy"], row["max_accuracy"]) == (min(accuracies), max(accuracies))

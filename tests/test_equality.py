@@ -18,7 +18,6 @@ import sys
 import numpy as np
 import tensorflow as tf
 from fashion_oct import building, datasets, distribution, evaluation, input_pipeline, options, planning, reports
-from fashion_oct import training
 
 num_devices, path, sample = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 strategy = distribution.make_strategy(virtual_devices=num_devices)

@@ -146,16 +146,24 @@ def test_clock_set_back(trying, convnet, stopped):
         assert all(0 <= seconds < 600 for seconds in ledger.values()), ledger
 
 
+@pytest.fixture(scope="module")
+def vgg16(tmp_path_factory):
+    """The folder of a run on cached features that nothing disturbed, and its flags."""
+    folder = tmp_path_factory.mktemp("vgg16")
+    flags = whole_runs.vgg16_flags(folder)
+    whole_runs.finish(whole_runs.start(folder / "reference", flags))
+    return folder, flags
+
+
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short])
-def test_damaged_feature_cache(trying, tmp_path, damage):
-    flags = whole_runs.vgg16_flags(tmp_path)
-    whole_runs.finish(whole_runs.start(tmp_path / "reference", flags))
+def test_damaged_feature_cache(trying, vgg16, tmp_path, damage):
+    folder, flags = vgg16
     with trying(f"the feature cache: {damage.__name__.replace('_', ' ')}"):
-        shutil.copytree(tmp_path / "reference-cache", tmp_path / "run-cache")
+        shutil.copytree(folder / "reference-cache", tmp_path / "run-cache")
         (rows,) = (path for path in (tmp_path / "run-cache").rglob("rows*") if path.stat().st_size > 10_000)
         damage(rows, at=0.3)
         whole_runs.finish(whole_runs.start(tmp_path / "run", flags))
-        assert whole_runs.result_of(tmp_path / "run") == whole_runs.result_of(tmp_path / "reference")
+        assert whole_runs.result_of(tmp_path / "run") == whole_runs.result_of(folder / "reference")
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_short])

@@ -15,7 +15,7 @@ import time
 import pytest
 import whole_runs
 
-NUM_KILLS = int(os.environ.get("FASHION_OCT_KILLS", "4"))
+NUM_KILLS = int(os.environ.get("FASHION_OCT_KILLS", "3"))
 
 # A process that kills itself in the middle of its n-th write of a file, or of a row of a cache.
 DEADLY = """
