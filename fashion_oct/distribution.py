@@ -37,7 +37,7 @@ def make_strategy(
       cluster_source: who names the workers, see `cluster.find`; None: there is one.
 
     Raises:
-      InputError: more GPUs than there are; virtual devices after TensorFlow has started with others, or of several
+      InputError: more GPUs than there are; other devices than TensorFlow has started with; virtual devices of several
         workers.
     """
     num_workers = cluster.find(cluster_source).num_workers if cluster_source else 1
@@ -47,21 +47,11 @@ def make_strategy(
                 f"--virtual_devices={virtual_devices}, but there are {num_workers} workers, which have one CPU device "
                 "each: start more workers instead"
             )
+        _take_gpus(0)
         devices = _logical_cpu_devices(virtual_devices)
     else:
-        gpus = tf.config.list_physical_devices("GPU")
-        if num_gpus is not None and num_gpus > len(gpus):
-            remedy = f"give at most {len(gpus)}" if gpus else "pip install 'tensorflow[and-cuda]' if there are some"
-            raise InputError(
-                f"--num_gpus={num_gpus}, but TensorFlow sees {len(gpus)} GPU(s) here: {remedy}, "
-                f"or give --virtual_devices={num_gpus} to try {num_gpus} replicas on the CPU"
-            )
-        num_gpus = len(gpus) if num_gpus is None else num_gpus
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        devices = [f"GPU:{i}" for i in range(num_gpus)] or ["CPU:0"]
+        devices = _take_gpus(num_gpus) or ["CPU:0"]
     if num_workers > 1:
-        tf.config.set_visible_devices(gpus[:num_gpus], "GPU")  # this strategy takes all that it sees
         return _multi_worker_strategy(cluster_source)
     if len(devices) == 1:
         return tf.distribute.OneDeviceStrategy(devices[0]) if num_visible_gpus() else tf.distribute.get_strategy()
@@ -70,7 +60,7 @@ def make_strategy(
 
 def num_visible_gpus() -> int:
     """Returns how many GPUs TensorFlow sees."""
-    return len(tf.config.list_physical_devices("GPU"))
+    return len(tf.config.get_visible_devices("GPU"))
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -205,7 +195,7 @@ def choose_precision(requested: str, strategy: tf.distribute.Strategy) -> tuple[
     if requested != "auto":
         return requested, "as asked for"
     if "GPU" in _worker_devices(strategy)[0]:
-        gpus = tf.config.list_physical_devices("GPU")
+        gpus = tf.config.get_visible_devices("GPU")
         capabilities = [tf.config.experimental.get_device_details(gpu).get("compute_capability") for gpu in gpus]
         return precision_of_gpus(capabilities)
     return precision_of_cpu(cpu_features())
@@ -278,6 +268,28 @@ def _worker_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
         return strategy.extended.worker_devices
     except RuntimeError:  # the default strategy has no such list
         return ("/device:CPU:0",)
+
+
+def _take_gpus(count: int | None) -> list[str]:
+    """Takes the first GPUs, or all, and hides the others: their memory stays free, and nothing is placed there."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if count is not None and count > len(gpus):
+        remedy = f"give at most {len(gpus)}" if gpus else "pip install 'tensorflow[and-cuda]' if there are some"
+        raise InputError(
+            f"--num_gpus={count}, but TensorFlow sees {len(gpus)} GPU(s) here: {remedy}, "
+            f"or give --virtual_devices={count} to try {count} replicas on the CPU"
+        )
+    taken = gpus[:count]
+    try:
+        tf.config.set_visible_devices(taken, "GPU")
+        for gpu in taken:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError as error:  # TensorFlow has started
+        raise InputError(
+            f"{len(taken)} of {len(gpus)} GPU(s) were asked for, but TensorFlow has started with others: ask for them "
+            "before its first use"
+        ) from error
+    return [f"GPU:{i}" for i in range(len(taken))]
 
 
 def _logical_cpu_devices(count: int) -> list[str]:

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from fashion_oct import distribution, input_pipeline
 from fashion_oct.errors import InputError
@@ -89,6 +90,61 @@ def test_make_strategy_mirrors_virtual_devices(two_devices):
 def test_make_strategy_says_what_is_there_and_offers_virtual_devices(one_device):
     with pytest.raises(InputError, match=r"--num_gpus=9999, but TensorFlow sees \d+ .*--virtual_devices=9999"):
         distribution.make_strategy(num_gpus=9999)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """TensorFlow believes that there are four GPUs; the list has those that it was told to use."""
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)]
+    visible, growing = list(gpus), []
+
+    def set_visible(devices, kind):
+        visible[:] = devices
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus if kind == "GPU" else [])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: list(visible))
+    monkeypatch.setattr(tf.config, "set_visible_devices", set_visible)
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, enable: growing.append((gpu, enable)))
+    return gpus, visible, growing
+
+
+@pytest.mark.parametrize(("asked", "num_taken"), [(None, 4), (4, 4), (3, 3), (1, 1), (0, 0)])
+def test_gpus_that_are_not_asked_for_are_left_alone(four_gpus, asked, num_taken):
+    gpus, visible, growing = four_gpus
+    assert distribution._take_gpus(asked) == ["GPU:0", "GPU:1", "GPU:2", "GPU:3"][:num_taken]
+    assert visible == gpus[:num_taken]
+    assert growing == [(gpu, True) for gpu in gpus[:num_taken]]
+
+
+def test_the_cpu_of_a_machine_with_gpus_trains_under_the_default_strategy(four_gpus):
+    strategy = distribution.make_strategy(num_gpus=0)
+    assert distribution.num_visible_gpus() == 0
+    assert not isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    with pytest.raises(InputError, match=r"--num_gpus=5, but TensorFlow sees 4 GPU\(s\) here: give at most 4"):
+        distribution.make_strategy(num_gpus=5)
+
+
+def test_precision_is_that_of_the_gpus_that_train(four_gpus, monkeypatch):
+    gpus, visible, _ = four_gpus
+    capabilities = dict(zip(gpus, [(9, 0), (9, 0), (7, 5), (6, 1)], strict=True))
+
+    def details(gpu):
+        return {"compute_capability": capabilities[gpu]}
+
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", details)
+    monkeypatch.setattr(distribution, "_worker_devices", lambda strategy: ("/device:GPU:0",))
+    for count, expected in ((2, "mixed_bfloat16"), (3, "mixed_float16"), (4, "float32")):
+        visible[:] = gpus[:count]
+        assert distribution.choose_precision("auto", None)[0] == expected
+
+
+def test_gpus_that_tensorflow_has_not_started_with_are_refused(four_gpus, monkeypatch):
+    def started(devices, kind):
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", started)
+    with pytest.raises(InputError, match=r"2 of 4 GPU\(s\) .* before its first use"):
+        distribution.make_strategy(num_gpus=2)
 
 
 def test_make_strategy_refuses_virtual_devices_after_the_start(one_device):
