@@ -354,9 +354,9 @@ def plot_mistakes(
 
 
 def plot_history(path: str | os.PathLike, history_rows: Sequence[Mapping]) -> None:
-    """Draws loss, accuracy and images/second against the epoch; rows may come from history.csv (text)."""
+    """Draws loss, accuracy and images/second against the epoch (from 1 on); rows may come from history.csv (text)."""
     metrics = [name for name in ("loss", "accuracy", "images_per_second") if any(name in row for row in history_rows)]
-    epochs = np.array([float(row.get("epoch", k)) for k, row in enumerate(history_rows)])
+    epochs = np.array([float(row.get("epoch", k)) for k, row in enumerate(history_rows, start=1)])
     figure = _new_figure(4.2 * max(1, len(metrics)), 3.6)
     for axes, metric in zip(figure.subplots(1, max(1, len(metrics)), squeeze=False).flat, metrics, strict=False):
         for k, (prefix, label) in enumerate((("", "training"), ("val_", "validation"))):

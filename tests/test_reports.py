@@ -443,6 +443,17 @@ def test_plot_history_of_one_epoch_has_a_mark(tmp_path):
     assert_is_picture(tmp_path / "x.png", 630, 540)
 
 
+def test_plot_history_counts_epochs_from_one_as_history_csv_does(tmp_path):
+    rows = [{"loss": 0.9}, {"loss": 0.5}, {"loss": 0.4}]
+    reports.plot_history(tmp_path / "bare.png", rows)
+    for first in (0, 1):
+        numbered = [{"epoch": epoch, **row} for epoch, row in enumerate(rows, start=first)]
+        reports.plot_history(tmp_path / f"from_{first}.png", numbered)
+    bare = (tmp_path / "bare.png").read_bytes()
+    assert bare == (tmp_path / "from_1.png").read_bytes()
+    assert bare != (tmp_path / "from_0.png").read_bytes()
+
+
 def scaling_point(num_replicas, images_per_second, **more):
     interval = [0.9 * images_per_second, 1.1 * images_per_second]
     point = {"speed_up": num_replicas, "efficiency": 1.0, "epoch_seconds": 10.0, "images_per_second_ci95": interval}
