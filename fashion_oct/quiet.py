@@ -17,7 +17,7 @@ _NOTES = re.compile(
     r"I\d{4} |\d{4}-\d\d-\d\d [\d:.]+: I |WARNING: All log messages before absl::InitializeLog|To enable the following"
 )
 _NO_GPU = re.compile(r"failed call to cuInit")  # told as an error where there is no GPU, which is no error
-_GPU_NODES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
+_GPU_NODES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")
 
 
 def import_tensorflow(task: cluster.Task | None = None) -> None:

@@ -1,5 +1,6 @@
 """What a command says before it begins: nothing, or that there is a GPU which TensorFlow does not see."""
 
+import fnmatch
 import subprocess
 import sys
 
@@ -63,3 +64,11 @@ def test_a_failed_cuinit_is_told_where_there_is_a_gpu(tmp_path, monkeypatch):
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(quiet, "_GPU_NODES", (f"{tmp_path}/nvidia[0-9]*",))
     assert not quiet._is_note("E0000 00:00:1.2 3 cuda_platform.cc:51] failed call to cuInit: UNKNOWN ERROR (303)")
+
+
+@pytest.mark.parametrize(
+    ("node", "is_of_a_gpu"),
+    [("nvidia0", True), ("nvidiactl", True), ("nvidia-uvm", True), ("dxg", True), ("null", False), ("nvme0", False)],
+)
+def test_any_node_of_a_gpu_s_driver_counts(node, is_of_a_gpu):  # a container may lack /dev/nvidia0, and cuInit says why
+    assert any(fnmatch.fnmatch(f"/dev/{node}", pattern) for pattern in quiet._GPU_NODES) is is_of_a_gpu
