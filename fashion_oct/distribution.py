@@ -53,8 +53,10 @@ def make_strategy(
         devices = _take_gpus(num_gpus) or ["CPU:0"]
     if num_workers > 1:
         return _multi_worker_strategy(cluster_source)
+    if devices == ["CPU:0"]:
+        return tf.distribute.get_strategy()
     if len(devices) == 1:
-        return tf.distribute.OneDeviceStrategy(devices[0]) if num_visible_gpus() else tf.distribute.get_strategy()
+        return tf.distribute.OneDeviceStrategy(devices[0])
     return tf.distribute.MirroredStrategy(devices)
 
 

@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from documents import snippets
+from documents import ROOT, snippets
 from ports import free_ports
 
 import fashion_oct
@@ -22,7 +22,6 @@ from fashion_oct import cluster, distribution, evaluation, input_pipeline
 from fashion_oct.errors import InputError
 
 SAMPLE = pathlib.Path(fashion_oct.__file__).parent / "data"
-REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 HOSTS = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
 
 # The training command with plain SGD (Adam's division by tiny numbers makes rounding visible), and a worker that sends
@@ -62,7 +61,7 @@ def start_command(command, folder, **environment):
 
 def start(workdir, flags, **environment):
     command = [sys.executable, "-c", PROGRAM, *flags, f"--workdir={workdir}"]
-    return start_command(command, REPOSITORY, **environment)
+    return start_command(command, ROOT, **environment)
 
 
 def finish(*processes):
